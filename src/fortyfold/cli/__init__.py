@@ -1,0 +1,1 @@
+"""The command line: parse, choose, call. The one place where the packages below meet."""

@@ -1,0 +1,21 @@
+"""Options that several verbs share, and how they change a recipe."""
+
+from typing import Annotated, Any
+
+import typer
+
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.recipe_file import load_recipe, parse_changes
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a path to a TOML file.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the recipe, e.g. --set phases.0.px=128. Repeatable."),
+]
+
+
+def resolve(recipe: str, assignments: list[str] | None, short_forms: dict[str, Any]) -> Recipe:
+    """The recipe with --set and the short forms (dotted key → value or None) applied; short forms win."""
+    changes = parse_changes(assignments or [])
+    changes |= {key: value for key, value in short_forms.items() if value is not None}
+    return load_recipe(recipe, changes)

@@ -1,0 +1,82 @@
+"""`fortyfold train`"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fortyfold.cli.options import RecipeArgument, SetOption, resolve
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from fortyfold.engine.train import Outcome
+
+STOPPED = 75
+
+
+def train(
+    recipe: RecipeArgument,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with train/ and val/ (data.root).")] = None,
+    model: Annotated[str | None, typer.Option(help="A timm model (model.name).")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How many epochs.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (optim.lr).")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default: runs/RECIPE.")] = None,
+    set_: SetOption = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
+) -> int:
+    """Train a recipe. The same command goes on after a stop or a kill.
+
+    Exit codes: 0 trained, 75 stopped unfinished (saved), 2 bad input, 1 failure.
+    """
+    from fortyfold.engine.attempt import set_aside
+    from fortyfold.engine.stop import StopFlag
+
+    stop = StopFlag().listen()  # before anything takes long
+    chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
+    run_dir = RunDir(out or Path("runs") / chosen.name)
+    _prepare_data(chosen)
+    if fresh and (aside := set_aside(run_dir)):
+        print(f"the run that was here is now {aside}")
+    print(f"training {chosen.name} in {run_dir.path}", flush=True)
+    from fortyfold.cli.display import Display
+    from fortyfold.engine.train import train as train_run
+
+    with Display(run_dir, chosen.log.every_steps):
+        outcome = train_run(chosen, run_dir, stop, command=["fortyfold", *sys.argv[1:]])
+    return _tell(run_dir, outcome)
+
+
+def _prepare_data(recipe: Recipe) -> None:
+    """Make the demo data if the recipe wants it, and scan the folders, both with a bar."""
+    from fortyfold.cli.bars import bar
+    from fortyfold.cli.data import make_demo_data
+    from fortyfold.data.index import open_split
+
+    root, demo = Path(recipe.data.root), recipe.data.demo
+    if demo is not None and (not root.exists() or (root / "demo.json").exists()):
+        make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, 0)
+    with bar(f"indexing {root}") as report:
+        open_split(root, "train", progress=report)
+
+
+def _tell(run_dir: RunDir, outcome: "Outcome") -> int:
+    from fortyfold.cli.display import duration
+    from fortyfold.engine.checkpoint import MODEL, names
+    from fortyfold.metrics.overview import overview
+
+    progress = outcome.progress
+    if not outcome.finished:
+        print(f"stopped ({outcome.reason}) after step {progress.step}, saved; the same command goes on from there")
+        return STOPPED
+    view = overview(run_dir)
+    if outcome.already:
+        print(f"{run_dir.path} is trained already; --fresh starts anew")
+    speed = f", {view.images_per_second:.0f} img/s (mean of all steps)" if view.images_per_second else ""
+    print(f"trained {view.num_epochs} epochs in {duration(progress.elapsed_seconds)}{speed}")
+    if view.top1 is not None:
+        print(f"top-1 {view.top1:.1f} % ({view.num_images} images)")
+    weights = run_dir.checkpoints / names(run_dir)[0] / MODEL
+    print(f"weights  {weights}\nresults  {run_dir.summary}\nlook at  fortyfold evaluate {run_dir.path}")
+    return 0

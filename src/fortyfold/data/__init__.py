@@ -1,0 +1,1 @@
+"""From JPEG files to batches: order → bytes → crop box → pixels → Batch."""

@@ -1,0 +1,56 @@
+"""Which sample is used at which step: pure functions of (seed, epoch, sample id), and nothing else.
+
+Neither the number of ranks nor of threads, nor a restart, can change the answer. The randomness is a hash
+(the finaliser of SplitMix64, a bijection on 64 bits), not a generator with a state: any step can be asked
+for at once, and the numbers stay the same on every machine and with every NumPy.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(values: Hashes) -> Hashes:
+    """SplitMix64's finaliser, elementwise: distinct values stay distinct."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def hash_ids(ids: Ids, *parts: int) -> Hashes:
+    """One hash an id, different for each tuple of `parts` (say, seed, epoch, purpose)."""
+    key = np.zeros(1, np.uint64)
+    for part in parts:
+        key = mix(key * _GOLDEN + np.uint64(part % 2**64) + _GOLDEN)
+    return mix(mix(ids.astype(np.uint64)) + key)
+
+
+@lru_cache(maxsize=2)
+def permutation(num_samples: int, seed: int, epoch: int) -> Ids:
+    """The samples in the order of an epoch; each exactly once, since distinct ids have distinct hashes."""
+    order = np.argsort(hash_ids(np.arange(num_samples), seed, epoch))
+    order.setflags(write=False)
+    return order
+
+
+def cut(num_items: int, part: int, num_parts: int) -> slice:
+    """The `part`-th of `num_parts` contiguous pieces whose sizes differ by at most one."""
+    return slice(part * num_items // num_parts, (part + 1) * num_items // num_parts)
+
+
+def batch_ids(num_samples: int, seed: int, epoch: int, batch: int, num_batches: int, global_batch: int, tail: str) -> Ids:
+    """The samples of one global batch of an epoch."""
+    order = permutation(num_samples, seed, epoch)
+    used = num_batches * global_batch if tail == "drop" else num_samples
+    return order[:used][cut(used, batch, num_batches)]
+
+
+def digest(ids: Ids) -> int:
+    """32 bits that tell which samples a step used, whatever their order; digests of ranks add up (mod 2³²)."""
+    return int(mix(ids.astype(np.uint64) + _GOLDEN).sum(dtype=np.uint64)) & 0xFFFFFFFF

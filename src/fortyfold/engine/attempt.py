@@ -1,0 +1,120 @@
+"""Starting a run, or going on with it: the same command does whichever fits.
+
+Going on is refused when the recipe, the data or the decoder differ in a way that would change the weights;
+the line says which keys. Keys that change no weight (recipe.FREE_KEYS) may differ.
+"""
+
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fortyfold.data import decode
+from fortyfold.data.index import Index
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.events import last_attempt, read_events
+from fortyfold.spec.recipe import FREE_KEYS, Recipe
+from fortyfold.spec.recipe_file import flatten, parse_recipe
+from fortyfold.spec.run_dir import RunDir, write_json
+
+RUN_FORMAT = 1
+PACKAGES = ("fortyfold", "torch", "timm", "numpy", "pillow", "safetensors")
+
+
+def _identity(index: Index | None) -> dict[str, Any] | None:
+    return index and {"folder": str(index.folder), "images": len(index), "fingerprint": index.fingerprint}
+
+
+def build_spec(recipe: Recipe, train: Index, val: Index | None, command: Sequence[str]) -> dict[str, Any]:
+    """What run.json says."""
+    return {
+        "format": RUN_FORMAT,
+        "recipe": recipe.model_dump(mode="json"),
+        "data": {
+            "train": _identity(train),
+            "val": _identity(val),
+            "classes": list(train.classes),
+        },
+        "decoder": decode.NAME,
+        "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+        "host": platform.node(),
+        "git_commit": _git_commit(),
+        "command": list(command),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def open_attempt(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> int:
+    """Write run.json, or check it against what is there; gives the attempt's number. The run must be held."""
+    if run_dir.exists:
+        before = run_dir.read_spec()
+        refuse_other_run(run_dir, before, spec, recipe)
+        spec = {**spec, "created": before["created"]}
+    else:
+        _refuse_foreign_folder(run_dir)
+    write_json(run_dir.spec, spec)
+    run_dir.stopped.unlink(missing_ok=True)
+    return last_attempt(read_events(run_dir.events())) + 1
+
+
+def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any], recipe: Recipe) -> None:
+    """A UserError that says what differs between the run that is there and the one asked for."""
+    if before.get("format") != RUN_FORMAT:
+        raise UserError(f"{run_dir.path} was made by another version of fortyfold; choose another --out")
+    old = flatten(parse_recipe(before["recipe"], source=str(run_dir.spec)))
+    new = flatten(recipe)
+    differing = [
+        f"{key} = {old.get(key)} (now {new.get(key)})"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not _is_free(key)
+    ]
+    for split in ("train", "val"):
+        then, here = before["data"][split] or {}, now["data"][split] or {}
+        if then.get("fingerprint") != here.get("fingerprint"):
+            differing.append(f"{split} data of {then.get('images')} images (now {here.get('images')}, or other files)")
+    if before["decoder"] != now["decoder"]:
+        differing.append(f"the decoder {before['decoder']} (now {now['decoder']})")
+    if differing:
+        more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
+        raise UserError(
+            f"{run_dir.path} was started with {', '.join(differing[:4])}{more}; "
+            "--fresh starts anew, --out DIR starts elsewhere"
+        )
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+
+
+def set_aside(run_dir: RunDir) -> Path | None:
+    """For --fresh: move a run that nobody holds out of the way; gives its new place."""
+    if not run_dir.exists:
+        return None
+    with run_dir.hold():
+        aside = run_dir.path.with_name(f"{run_dir.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        if aside.exists():
+            raise UserError(f"{aside} is in the way; try again in a second")
+        return run_dir.path.rename(aside)
+
+
+def _refuse_foreign_folder(run_dir: RunDir) -> None:
+    foreign = [entry.name for entry in run_dir.path.iterdir() if entry.name not in ("lock", ".run.json")]
+    foreign = [name for name in foreign if not name.startswith(".run.json.")]
+    if foreign:
+        raise UserError(f"{run_dir.path} holds {foreign[0]} but no run; choose an empty folder for --out")
+
+
+def _git_commit() -> str | None:
+    """The commit of the folder the command runs in, with + when files differ from it; None outside git."""
+    if shutil.which("git") is None:
+        return None
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, timeout=10)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return commit.stdout.strip() + ("+" if changed.returncode else "")

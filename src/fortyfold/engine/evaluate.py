@@ -1,0 +1,56 @@
+"""Top-1, top-5 and loss over a set of images, each counted exactly once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from fortyfold.data.loader import Batch
+from fortyfold.engine.device import Feeder
+from fortyfold.engine.stop import StopFlag
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    top1: float  # per cent of the readable images
+    top5: float
+    loss: float
+    num_images: int  # readable ones
+    unreadable: list[tuple[int, str]]  # sample id and reason
+
+    def __str__(self) -> str:
+        beside = f", {len(self.unreadable)} unreadable left out" if self.unreadable else ""
+        return f"top-1 {self.top1:.1f} % ({self.num_images} images{beside})"
+
+
+def evaluate(
+    model: torch.nn.Module, batches: Iterator[Batch], feed: Feeder, stop: StopFlag | None = None
+) -> Evaluation | None:
+    """Evaluate `model` on `batches`; None when asked to stop before the end. The model is left in train mode."""
+    totals: torch.Tensor | None = None
+    unreadable: list[tuple[int, str]] = []
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                if stop is not None and stop.requested:
+                    return None
+                on_device = feed(batch)
+                counted = _count(model(on_device.images), on_device.labels, on_device.weights)
+                totals = counted if totals is None else totals + counted
+                unreadable += batch.bad
+    finally:
+        model.train()
+    assert totals is not None, "a split has at least one image"
+    correct1, correct5, loss, num_images = totals.tolist()  # the one wait for the device
+    share = 1 / max(num_images, 1)
+    return Evaluation(100 * correct1 * share, 100 * correct5 * share, loss * share, round(num_images), unreadable)
+
+
+def _count(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sums over a batch: right at first, right in five, loss, images."""
+    logits = logits.float()
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    rows = [best[:, 0], best.any(dim=1), functional.cross_entropy(logits, labels, reduction="none"), labels >= 0]
+    return torch.stack([torch.dot(row.double(), weights.double()) for row in rows])

@@ -1,0 +1,89 @@
+"""The writing side of the run directory: a record a step, an event now and then.
+
+Losses stay on the device until a flush, about once a second: that is the only place where the loop waits
+for the device. A flush also finds a loss that is not finite.
+"""
+
+import json
+import math
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from fortyfold.spec import events, records
+from fortyfold.spec.run_dir import RunDir
+
+FLUSH_SECONDS = 1.0
+
+
+class NotFinite(Exception):
+    """The loss of `step` is NaN or infinite."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(f"the loss of step {step} is {loss}")
+        self.step = step
+        self.loss = loss
+
+
+class Journal:
+    """One rank's records and events. Used as a context; leaving it flushes."""
+
+    def __init__(self, run_dir: RunDir, attempt: int, rank: int = 0) -> None:
+        self._attempt = attempt
+        self._steps = records.open_for_append(run_dir.steps(rank))
+        self._events = events.open_for_append(run_dir.events(rank))
+        self._pending: list[tuple[float | int, ...]] = []
+        self._losses: list[torch.Tensor] = []
+        self._last_flush = time.monotonic()
+        self.loss_sum = 0.0  # over images, since reset_loss
+        self.images = 0
+
+    def step(self, loss: torch.Tensor, **fields: float) -> None:
+        """Note a step: every field of STEP_DTYPE but attempt, end_time, loss and reserved."""
+        fields |= {"attempt": self._attempt, "end_time": time.time(), "loss": 0.0, "reserved": 0}
+        self._pending.append(tuple(fields[name] for name in records.STEP_DTYPE.names or ()))
+        self._losses.append(loss)
+        if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
+            self.flush()
+
+    def event(self, kind: str, step: int, **fields: Any) -> None:
+        """Write an event at once. `step` is how many steps are done."""
+        event = {"time": time.time(), "attempt": self._attempt, "step": step, "kind": kind, **fields}
+        _write_all(self._events, json.dumps(event).encode() + b"\n")
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Write what is pending; raises NotFinite if one of the losses is not. `durable` waits for the disk."""
+        self._last_flush = time.monotonic()
+        values = torch.stack(self._losses).tolist() if self._losses else []  # waits for the device
+        block = np.array(self._pending, records.STEP_DTYPE)
+        block["loss"] = values
+        self._pending, self._losses = [], []
+        _write_all(self._steps, block.tobytes())
+        if durable:
+            os.fsync(self._steps)
+            os.fsync(self._events)
+        self._check(block, values)
+
+    def _check(self, block: records.Records, values: list[float]) -> None:
+        for row, value in zip(block, values, strict=True):
+            if not math.isfinite(value):
+                raise NotFinite(int(row["step"]), value)
+            self.loss_sum += value * int(row["images"])
+            self.images += int(row["images"])
+
+    def reset_loss(self, loss_sum: float = 0.0, images: int = 0) -> None:
+        """Start a new mean of the training loss."""
+        self.loss_sum, self.images = loss_sum, images
+
+    def close(self) -> None:
+        os.close(self._steps)
+        os.close(self._events)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

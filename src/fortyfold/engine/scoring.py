@@ -1,0 +1,93 @@
+"""Evaluating a run that is there: which checkpoint, which images, which size."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fortyfold.data.index import Index, find_split, open_folder, with_classes
+from fortyfold.data.loader import Batch, Loader
+from fortyfold.engine import checkpoint
+from fortyfold.engine.device import Feeder, choose_device
+from fortyfold.engine.evaluate import Evaluation, evaluate
+from fortyfold.models.build import build_model
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.recipe_file import parse_recipe
+from fortyfold.spec.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Scoring:
+    checkpoint: Path
+    recipe: Recipe
+    index: Index
+    px: int
+    model: torch.nn.Module
+    device: torch.device
+
+    def run(self, report: Callable[[int, int], None]) -> Evaluation:
+        """Evaluate; `report` hears how many images are done, of how many."""
+        data = self.recipe.data
+        feed = Feeder(self.device, data, self.recipe.model.channels_last)
+        phase = self.recipe.all_phases()[-1]
+        rank_batch = phase.global_batch or phase.rank_batch or 1
+        loader = Loader(self.index, data.threads or os.cpu_count() or 1, data.prefetch)
+        with closing(loader.eval_batches(self.px, self.recipe.evaluate.crop_ratio, rank_batch)) as batches:
+            result = evaluate(self.model, _reported(batches, len(self.index), report), feed)
+        assert result is not None
+        return result
+
+
+def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) -> Scoring:
+    """Load the model behind `target`, a run directory or one of its checkpoints, and the images to score."""
+    run_dir, path = _find_checkpoint(target, best)
+    spec = run_dir.read_spec()
+    recipe = parse_recipe(spec["recipe"], source=str(run_dir.spec))
+    try:
+        snapshot = checkpoint.read(path, training=False)
+    except checkpoint.Damaged as error:
+        raise UserError(f"the checkpoint {path} cannot be used: {error}") from None
+    classes = tuple(spec["data"]["classes"])
+    index = with_classes(open_folder(_eval_folder(data or Path(recipe.data.root))), classes)
+    device = choose_device()
+    model = build_model(recipe.model, len(classes))
+    model.load_state_dict(snapshot.model)
+    chosen_px = px or recipe.evaluate.px or recipe.all_phases()[-1].px
+    assert chosen_px is not None
+    return Scoring(path, recipe, index, chosen_px, model.to(device), device)
+
+
+def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
+    if (target / checkpoint.MANIFEST).exists():
+        return RunDir(target.resolve().parent.parent), target
+    run_dir = RunDir(target)
+    run_dir.read_spec()
+    snapshot, passed_over = checkpoint.read_newest(run_dir)
+    if snapshot is None:
+        why = f" ({passed_over[0]})" if passed_over else ""
+        raise UserError(f"{target} has no whole checkpoint yet{why}")
+    if not best:
+        return run_dir, run_dir.checkpoints / snapshot.name
+    if snapshot.progress.best_checkpoint is None:
+        raise UserError(f"{target} has no best checkpoint: nothing was evaluated, or checkpoint.best is off")
+    return run_dir, run_dir.checkpoints / snapshot.progress.best_checkpoint
+
+
+def _eval_folder(root: Path) -> Path:
+    """The validation images below `root`, or `root` itself when its folders are classes."""
+    splits = ("train", "val", "validation", "Data", "ILSVRC")
+    if root.is_dir() and not any((root / name).is_dir() for name in splits):
+        return root
+    return find_split(root, "val")
+
+
+def _reported(batches: Iterator[Batch], total: int, report: Callable[[int, int], None]) -> Iterator[Batch]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        report(done, total)

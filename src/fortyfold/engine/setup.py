@@ -1,0 +1,123 @@
+"""From a recipe and a held run directory to the parts that the loop works with."""
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fortyfold.data.index import Index, open_split, with_classes
+from fortyfold.data.loader import Loader
+from fortyfold.engine import checkpoint
+from fortyfold.engine.checkpoint import Snapshot
+from fortyfold.engine.device import Feeder, allocate_pinned, choose_device, describe
+from fortyfold.engine.journal import Journal
+from fortyfold.engine.optimizer import build_optimizer
+from fortyfold.engine.progress import Progress
+from fortyfold.engine.saver import Saver
+from fortyfold.engine.stop import StopFlag
+from fortyfold.models.build import build_model
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.timeline import Timeline, build_timeline
+from fortyfold.spec.world import World
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, where, and on what: fixed before anything is built."""
+
+    recipe: Recipe
+    timeline: Timeline
+    train_index: Index
+    val_index: Index | None
+    run_dir: RunDir
+    device: torch.device
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.train_index.classes)
+
+    def is_finished(self, progress: Progress) -> bool:
+        evaluated = progress.evaluated_step == progress.step or self.val_index is None
+        return progress.step == self.timeline.num_steps and evaluated
+
+    def loader(self, index: Index) -> Loader:
+        data = self.recipe.data
+        allocate = allocate_pinned if self.device.type == "cuda" else None
+        return Loader(index, data.threads or os.cpu_count() or 1, data.prefetch, allocate)
+
+
+@dataclass
+class Training:
+    """A job under way: the parts that the loop works with."""
+
+    job: Job
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    feed: Feeder
+    progress: Progress
+    journal: Journal
+    saver: Saver
+    stop: StopFlag
+    attempt: int
+    clock_started: float  # perf_counter at which progress.elapsed_seconds was right
+
+    def clock(self) -> None:
+        """Bring the progress' elapsed time up to now."""
+        now = time.perf_counter()
+        self.progress.elapsed_seconds += now - self.clock_started
+        self.clock_started = now
+
+
+def open_job(recipe: Recipe, run_dir: RunDir) -> Job:
+    """Read the data's index and lay the recipe out on steps."""
+    root = Path(recipe.data.root)
+    train_index = open_split(root, "train")
+    val_index = with_classes(open_split(root, "val"), train_index.classes) if recipe.evaluate.every_epochs else None
+    timeline = build_timeline(recipe, len(train_index), World())
+    return Job(recipe, timeline, train_index, val_index, run_dir, choose_device())
+
+
+def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: Snapshot | None) -> Training:
+    """Build everything, with the weights and the progress of `snapshot` if there is one."""
+    started = time.perf_counter()
+    torch.manual_seed(job.recipe.seed)
+    model = build_model(job.recipe.model, job.num_classes).to(job.device).train()
+    optimizer = build_optimizer(model, job.recipe.optim)
+    progress = checkpoint.restore(snapshot, model, optimizer) if snapshot else Progress()
+    journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
+    return Training(
+        job=job,
+        model=model,
+        optimizer=optimizer,
+        feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
+        progress=progress,
+        journal=journal,
+        saver=Saver(job.run_dir, job.recipe.checkpoint, progress.step),
+        stop=stop,
+        attempt=attempt,
+        clock_started=started,
+    )
+
+
+def note_start(job: Job, journal: Journal, snapshot: Snapshot | None, passed_over: list[str]) -> None:
+    """Say in the events what begins, and from where."""
+    step = snapshot.progress.step if snapshot else 0
+    journal.event(
+        "started",
+        step,
+        num_steps=job.timeline.num_steps,
+        num_epochs=job.timeline.num_epochs,
+        train_images=len(job.train_index),
+        val_images=len(job.val_index) if job.val_index else 0,
+        classes=job.num_classes,
+        model=job.recipe.model.name,
+        device=describe(job.device),
+        host=platform.node(),
+        process=os.getpid(),
+    )
+    if snapshot is not None or passed_over:
+        journal.event("resumed", step, checkpoint=snapshot and snapshot.name, passed_over=passed_over)

@@ -1,0 +1,35 @@
+"""Asking a run to stop. A signal handler only sets a flag; the loop looks at it between two steps.
+
+SIGINT (Ctrl-C) means cancelled. SIGUSR1 is the warning that the time is nearly over. SIGTERM says only that
+somebody wants an end; the launcher that sent it, or asks its scheduler, knows why.
+"""
+
+import signal
+from types import FrameType
+
+REASONS = {signal.SIGINT: "cancelled", signal.SIGTERM: "terminated", signal.SIGUSR1: "out of time"}
+
+
+class StopFlag:
+    """Set by the first signal; later ones change nothing."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def listen(self) -> "StopFlag":
+        """Take over the three signals for the rest of this process (call it in the main thread)."""
+        for number in REASONS:
+            signal.signal(number, self._set)
+        return self
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or signal.Signals(number)
+
+    @property
+    def requested(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def reason(self) -> str:
+        assert self.signal is not None
+        return REASONS[self.signal]

@@ -1,0 +1,222 @@
+"""Training in one run directory: the loop, what happens between steps, and the end.
+
+The loop reads straight down and has no callbacks; everything it has to say goes to the run directory.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fortyfold.data import order
+from fortyfold.data.loader import Batch, train_request
+from fortyfold.engine import checkpoint
+from fortyfold.engine.attempt import build_spec, open_attempt
+from fortyfold.engine.evaluate import evaluate
+from fortyfold.engine.journal import Journal, NotFinite
+from fortyfold.engine.optimizer import set_learning_rate
+from fortyfold.engine.progress import Progress
+from fortyfold.engine.setup import Training, note_start, open_job, set_up
+from fortyfold.engine.step import take_step
+from fortyfold.engine.stop import StopFlag
+from fortyfold.metrics.summary import write_summaries
+from fortyfold.schedules import build_schedule
+from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.run_dir import RunDir, write_json
+
+
+@dataclass(frozen=True)
+class Outcome:
+    finished: bool
+    progress: Progress
+    reason: str | None = None
+    """Why it stopped, when it is not finished."""
+    already: bool = False
+    """It had been finished before."""
+
+
+def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str] = ()) -> Outcome:
+    """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one."""
+    job = open_job(recipe, run_dir)
+    build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
+    with run_dir.hold():
+        try:
+            spec = build_spec(recipe, job.train_index, job.val_index, command)
+            attempt = open_attempt(run_dir, spec, recipe)
+            snapshot, passed_over = checkpoint.read_newest(run_dir)
+            if snapshot is not None and job.is_finished(snapshot.progress):
+                return Outcome(True, snapshot.progress, already=True)
+            with closing(Journal(run_dir, attempt)) as journal:
+                note_start(job, journal, snapshot, passed_over)
+                return _train(set_up(job, journal, stop, attempt, snapshot))
+        except OSError as error:
+            raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
+
+
+def _train(t: Training) -> Outcome:
+    data, loader = t.job.recipe.data, t.job.loader(t.job.train_index)
+    batches = loader.train_batches(t.job.timeline, t.job.recipe.seed, data.tail, data.flip, t.progress.step)
+    try:
+        with closing(t.saver), closing(batches):
+            run_steps(t, batches)
+            return _wind_up(t)
+    except NotFinite as error:
+        raise _not_finite(t, error) from None
+    except Exception as error:
+        with suppress(OSError):  # a full disk must not hide why
+            t.journal.event("failed", t.progress.step, message=f"{type(error).__name__}: {error}")
+        raise
+
+
+def run_steps(t: Training, batches: Iterator[Batch]) -> None:
+    """Train to the end of the run, or until asked to stop. Nothing but the recipe decides the weights."""
+    recipe, timeline = t.job.recipe, t.job.timeline
+    learning_rate = build_schedule(recipe, timeline)
+    last_end = time.perf_counter()
+    while True:
+        if _evaluation_due(t):
+            _evaluate(t)
+            last_end = time.perf_counter()
+        if t.saver.due(t.progress.step, timeline.epochs_after(t.progress.step)):
+            _save(t)
+            last_end = time.perf_counter()
+        if t.stop.requested or t.progress.step == timeline.num_steps:
+            return
+
+        batch = next(batches)
+        data_wait = time.perf_counter() - last_end
+        if batch.bad:
+            _quarantine(t, batch)
+        lr = learning_rate(t.progress.step)
+        set_learning_rate(t.optimizer, lr)
+        loss = take_step(t.feed(batch), t.model, t.optimizer, recipe.loss.label_smoothing)
+
+        position = timeline.at(t.progress.step)
+        now = time.perf_counter()
+        t.journal.step(
+            loss,
+            step=t.progress.step,
+            epoch=position.epoch,
+            phase=position.stretch.phase,
+            images=len(batch) - len(batch.bad),
+            samples_digest=order.digest(batch.ids),
+            data_wait_seconds=data_wait,
+            step_seconds=now - last_end,
+            lr=lr,
+        )
+        last_end = now
+        t.progress.step += 1
+        t.saver.changed = True
+        _note_saved(t, t.saver.poll())
+
+
+def _evaluation_due(t: Training) -> bool:
+    """At the end of an epoch that the recipe names, or of the run, unless that was done before a restart."""
+    step, every = t.progress.step, t.job.recipe.evaluate.every_epochs
+    epochs = t.job.timeline.epochs_after(step)
+    if not every or not epochs or t.progress.evaluated_step == step:
+        return False
+    return epochs % every == 0 or step == t.job.timeline.num_steps
+
+
+def _evaluate(t: Training) -> None:
+    """Evaluate, note the result, and save if it is the best so far; does nothing more when asked to stop."""
+    job, progress = t.job, t.progress
+    assert job.val_index is not None
+    t.journal.flush()
+    stretch = job.timeline.at(progress.step - 1).stretch
+    px = job.recipe.evaluate.px or stretch.px
+    started = time.perf_counter()
+    batches = job.loader(job.val_index).eval_batches(px, job.recipe.evaluate.crop_ratio, stretch.global_batch)
+    with closing(batches):
+        result = evaluate(t.model, batches, t.feed, t.stop)
+    if result is None:
+        return
+    t.clock()
+    t.journal.event(
+        "evaluated",
+        progress.step,
+        epoch=job.timeline.epochs_after(progress.step),
+        top1=result.top1,
+        top5=result.top5,
+        loss=result.loss,
+        num_images=result.num_images,
+        unreadable=[[job.val_index.relative_path(sample), reason] for sample, reason in result.unreadable],
+        px=px,
+        train_loss=t.journal.loss_sum / max(t.journal.images, 1),
+        lr=t.optimizer.param_groups[0]["lr"],
+        seconds=time.perf_counter() - started,
+        elapsed_seconds=progress.elapsed_seconds,
+    )
+    write_summaries(job.run_dir)
+    t.journal.reset_loss()
+    t.saver.changed = True
+    progress.evaluated_step, progress.top1 = progress.step, result.top1
+    if progress.best_top1 is None or result.top1 > progress.best_top1:
+        progress.best_top1 = result.top1
+        if job.recipe.checkpoint.best:
+            progress.best_checkpoint = job.run_dir.checkpoint(progress.step, t.attempt).name
+            _save(t)
+
+
+def _save(t: Training) -> None:
+    """Save the state as it is now; the loop is held up for the copy only (and for a save still going on)."""
+    _note_saved(t, t.saver.wait())
+    t.journal.flush(durable=True)  # what led to a checkpoint is on the disk before it
+    t.clock()
+    t.progress.epoch_loss_sum, t.progress.epoch_images = t.journal.loss_sum, t.journal.images
+    name = t.job.run_dir.checkpoint(t.progress.step, t.attempt).name
+    t.saver.save(lambda: checkpoint.take_snapshot(name, t.model, t.optimizer, t.progress))
+
+
+def _note_saved(t: Training, path: Path | None) -> None:
+    if path is not None:
+        best = path.name == t.progress.best_checkpoint
+        t.journal.event("saved", t.progress.step, checkpoint=path.name, best=best)
+
+
+def _quarantine(t: Training, batch: Batch) -> None:
+    """Note unreadable images, each once, and stop when they are more than the budget."""
+    index, known = t.job.train_index, t.progress.quarantined
+    for sample, reason in batch.bad:
+        if sample not in known:
+            known.append(sample)
+            path = index.relative_path(sample)
+            t.journal.event("quarantined", t.progress.step, sample=sample, path=path, reason=reason)
+    budget = t.job.recipe.data.bad_image_budget
+    if len(known) > int(budget * len(index)):
+        sample, reason = batch.bad[-1]
+        raise UserError(
+            f"{len(known)} of {len(index)} training images cannot be read, more than data.bad_image_budget = "
+            f"{budget} allows; the last was {index.path(sample)} ({reason}); all are in {t.job.run_dir.events()}"
+        )
+
+
+def _wind_up(t: Training) -> Outcome:
+    """After the loop: the last save, and the word why it ended."""
+    if t.saver.changed:
+        _save(t)
+    _note_saved(t, t.saver.wait())
+    t.journal.flush(durable=True)
+    if t.job.is_finished(t.progress):
+        t.journal.event("finished", t.progress.step, elapsed_seconds=t.progress.elapsed_seconds)
+        return Outcome(True, t.progress)
+    assert t.stop.signal is not None
+    why = {"reason": t.stop.reason, "signal": t.stop.signal.name}
+    t.journal.event("stopped", t.progress.step, **why)
+    write_json(t.job.run_dir.stopped, {**why, "step": t.progress.step, "time": time.time()})
+    return Outcome(False, t.progress, t.stop.reason)
+
+
+def _not_finite(t: Training, error: NotFinite) -> RunFailed:
+    job, data = t.job, t.job.recipe.data
+    request = train_request(
+        len(job.train_index), job.timeline, job.recipe.seed, data.tail, data.flip, error.step
+    )
+    t.journal.event("failed", error.step, message=str(error), samples=request.ids.tolist())
+    return RunFailed(
+        f"{error} (epoch {job.timeline.at(error.step).epoch}); try a lower optim.lr or a longer "
+        f"schedule.warmup_epochs; the step's sample ids are in {job.run_dir.events()}"
+    )

@@ -1,0 +1,1 @@
+"""Numbers from a run directory's records and events. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Built-in recipes: TOML files, found by their names."""

@@ -1,0 +1,68 @@
+"""Events: what happens now and then in a run, one JSON object a line, one file a rank.
+
+Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
+
+    started      num_steps, num_epochs, train_images, val_images, classes, host, device, versions, command …
+    resumed      from which checkpoint; `skipped` names those that were torn or altered, and why
+    evaluated    epoch, top1, top5 (per cent), loss, num_images, unreadable, px, train_loss, seconds, elapsed_seconds
+    saved        path, copy_seconds (the loop stood still), best
+    quarantined  sample, path, reason: an unreadable training image
+    warning      message
+    stopped      reason, signal
+    failed       message; `samples` when the loss was not finite
+    finished     seconds
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+def open_for_append(path: Path) -> int:
+    """A descriptor at the end of the last whole line; a torn last line is cut off."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    os.ftruncate(descriptor, whole)
+    os.lseek(descriptor, whole, os.SEEK_SET)
+    return descriptor
+
+
+class EventReader:
+    """Follows one rank's events: each `poll` gives the whole lines that came since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def poll(self) -> list[Event]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [event for line in whole.splitlines() if (event := _parse(line)) is not None]
+
+
+def read_events(path: Path) -> list[Event]:
+    """All whole events of a rank, in the order they happened."""
+    return EventReader(path).poll()
+
+
+def last_attempt(events: list[Event]) -> int:
+    """The number of the last attempt that the events tell of; 0 when there was none."""
+    return max((event.get("attempt", 0) for event in events), default=0)
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None  # a damaged line says nothing; the others still do
+    return event if isinstance(event, dict) else None

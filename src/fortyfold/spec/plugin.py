@@ -1,0 +1,30 @@
+"""Extension by file: a plug-in is a module of a package, and its file's name is its name."""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from types import ModuleType
+
+from fortyfold.spec.errors import UserError
+
+
+def names(package: str) -> list[str]:
+    """The plug-ins of `package` (say, "fortyfold.schedules"), sorted; nothing is imported but the package."""
+    module = importlib.import_module(package)
+    return sorted(info.name for info in pkgutil.iter_modules(module.__path__))
+
+
+def load(package: str, name: str) -> ModuleType:
+    """The module `name` of `package`; a wrong name is an error that lists the right ones."""
+    valid = names(package)
+    if name not in valid:
+        kind = package.rpartition(".")[2].removesuffix("s")
+        raise UserError(f"no {kind} {name!r}{nearest(name, valid)}; there are: {', '.join(valid)}")
+    return importlib.import_module(f"{package}.{name}")
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """'; did you mean …?' for the valid word most like `word`, or nothing when none is alike."""
+    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,227 @@
+"""The recipe: what to train. Frozen, strict, and each field is documented right under it.
+
+Only fields that something reads stand here. `spec/recipe_file.py` makes a Recipe from TOML.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Pixels = Annotated[int, Field(ge=8, le=4096)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+LearningRate = float | tuple[float, float]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class Model(Section):
+    name: str
+    """Any model that timm knows by name. Its number of classes is the data's."""
+    arguments: dict[str, Any] = {}
+    """Further arguments for timm's create_model, such as { zero_init_last = true }."""
+    channels_last: bool = True
+    """Keep activations in NHWC memory order: 1.6 times faster on a CPU, and what tensor cores want."""
+
+    @model_validator(mode="after")
+    def _classes_come_from_the_data(self) -> Self:
+        if "num_classes" in self.arguments:
+            raise ValueError("num_classes is counted from the data's class folders; leave it out")
+        return self
+
+
+class DemoData(Section):
+    classes: Annotated[int, Field(ge=2, le=1000)] = 10
+    """How many classes."""
+    images: Annotated[int, Field(ge=12)] = 6000
+    """How many images in all; one in six is for validation."""
+    px: Pixels = 96
+    """Side of an image."""
+    seed: int = 0
+    """The same seed gives the same bytes."""
+
+
+class Data(Section):
+    root: str
+    """Folder that holds train/ and val/ (or validation/, or Data/CLS-LOC/…), each with a folder a class."""
+    demo: DemoData | None = None
+    """Make the embedded data set in `root` when nothing is there."""
+    tail: Literal["keep", "drop"] = "keep"
+    """keep: every image once an epoch, batches differ in size by at most one. drop: fixed size, rest left out."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Loader threads; 0 takes one a core. Changes no pixel."""
+    prefetch: Count = 2
+    """Batches made ahead of use. Changes no pixel."""
+    flip: bool = True
+    """Mirror half of the training images."""
+    bad_image_budget: Fraction = 0.01
+    """Share of the training images that may be unreadable (left out and counted) before the run stops."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Mean of red, green, blue (0 to 1), subtracted on the device."""
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """Standard deviation of red, green, blue, divided by on the device."""
+
+
+class Optim(Section):
+    name: Literal["sgd", "nesterov", "adam", "adamw"] = "nesterov"
+    """sgd has plain momentum; nesterov looks ahead; adamw decouples the weight decay."""
+    lr: Annotated[float, Field(gt=0)]
+    """Learning rate after the warm-up; a phase's own `lr` wins."""
+    lr_scaling: Literal["none", "linear"] = "none"
+    """linear: every learning rate is multiplied by global_batch / lr_reference_batch."""
+    lr_reference_batch: Count = 256
+    """The global batch for which the learning rates are written, when lr_scaling is linear."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """For sgd and nesterov; adam and adamw take timm's own betas."""
+    weight_decay: NonNegative = 0.0
+    """How strongly weights are pulled to zero."""
+    decay_norm_and_bias: bool = False
+    """Let weight decay reach normalisation layers and biases too."""
+
+
+class Loss(Section):
+    label_smoothing: Fraction = 0.0
+    """Share of the target spread evenly over all classes."""
+
+
+class Schedule(Section):
+    name: str = "cosine"
+    """constant, cosine, linear or step: how the learning rate falls after the warm-up."""
+    warmup_epochs: NonNegative = 0.0
+    """The learning rate rises in a straight line for so many epochs."""
+    warmup_start: Fraction = 0.01
+    """Where the warm-up starts, as a fraction of the learning rate."""
+    final: Fraction = 0.0
+    """Where cosine and linear end, as a fraction of the learning rate."""
+    step_epochs: Count = 30
+    """step: epochs (from the start of the run) between two falls."""
+    step_factor: Fraction = 0.1
+    """step: what the learning rate is multiplied by at each fall."""
+
+
+class Phase(Section):
+    epochs: Count | tuple[int, int]
+    """How many epochs, or the range [first, end): the phases must follow one another without gaps."""
+    px: Pixels | None = None
+    """Side of the training images; default: the recipe's."""
+    global_batch: Count | None = None
+    """Images a step over all ranks; default: the recipe's."""
+    rank_batch: Count | None = None
+    """Images a step on each rank, instead of global_batch."""
+    lr: LearningRate | None = None
+    """A learning rate, or a line [from, to] over the phase's steps; wins over the schedule."""
+    min_scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Smallest share of an image's area that a random crop takes; default: the recipe's."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.global_batch is not None and self.rank_batch is not None:
+            raise ValueError("global_batch and rank_batch exclude each other; keep one")
+        if isinstance(self.epochs, tuple) and not 0 <= self.epochs[0] < self.epochs[1]:
+            raise ValueError(f"the range of epochs [{self.epochs[0]}, {self.epochs[1]}) is empty")
+        rates = self.lr if isinstance(self.lr, tuple) else (self.lr or 0.0,)
+        if min(rates) < 0:
+            raise ValueError("lr must not be negative")
+        return self
+
+
+class Evaluate(Section):
+    every_epochs: Annotated[int, Field(ge=0)] = 1
+    """Evaluate after so many epochs and at the end; 0: never, and no validation images are needed."""
+    px: Pixels | None = None
+    """Side of the validation images; default: the phase's training size."""
+    crop_ratio: Annotated[float, Field(gt=0, le=1)] = 0.875
+    """Side of the centre crop as a share of the shorter side (224 of 256: 0.875)."""
+
+
+class Checkpoint(Section):
+    every_steps: Count | None = None
+    """Save after so many steps."""
+    every_minutes: Annotated[float, Field(gt=0)] | None = 10.0
+    """Save when so many minutes have passed since the last save."""
+    every_epochs: Count | None = 1
+    """Save after so many epochs."""
+    keep: Count = 2
+    """How many of the newest checkpoints to keep."""
+    best: bool = True
+    """Keep the checkpoint with the best top-1 as well."""
+
+
+class Log(Section):
+    every_steps: Count = 50
+    """Without a terminal, print a line after so many steps."""
+
+
+class Recipe(Section):
+    name: str = ""
+    """Names the run's default folder, runs/NAME; default: the recipe file's name."""
+    epochs: Count | None = None
+    """How often every image is seen; a recipe with phases gives epochs there instead."""
+    px: Pixels = 224
+    """Side of the training images."""
+    global_batch: Count | None = None
+    """Images a step, over all ranks."""
+    rank_batch: Count | None = None
+    """Images a step on each rank, instead of global_batch."""
+    min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """Smallest share of an image's area that a random crop takes."""
+    seed: int = 0
+    """Fixes the first weights, the order of the images and every random choice about them."""
+    model: Model
+    data: Data
+    optim: Optim
+    loss: Loss = Loss()
+    schedule: Schedule = Schedule()
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
+    phases: tuple[Phase, ...] = ()
+    """Stretches of epochs with their own px, batch and learning rate; none: the whole run is one phase."""
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Self:
+        if self.global_batch is not None and self.rank_batch is not None:
+            raise ValueError("global_batch and rank_batch exclude each other; keep one")
+        lacks_batch = self.global_batch is None and self.rank_batch is None
+        if lacks_batch and not (self.phases and all(p.global_batch or p.rank_batch for p in self.phases)):
+            raise ValueError("give global_batch or rank_batch")
+        if self.phases and self.epochs is not None:
+            raise ValueError("epochs and phases exclude each other; set the epochs of each phase (phases.0.epochs)")
+        if not self.phases and self.epochs is None:
+            raise ValueError("give epochs, or phases")
+        _check_contiguous(self.phases)
+        return self
+
+    def all_phases(self) -> tuple[Phase, ...]:
+        """The phases, each with px, batch and min_scale filled in; a recipe without phases is one phase."""
+        written = self.phases or (Phase(epochs=self.epochs or 1),)
+        return tuple(self._filled(phase) for phase in written)
+
+    def _filled(self, phase: Phase) -> Phase:
+        own_batch = phase.global_batch or phase.rank_batch
+        return phase.model_copy(
+            update={
+                "px": phase.px or self.px,
+                "min_scale": phase.min_scale or self.min_scale,
+                "global_batch": phase.global_batch if own_batch else self.global_batch,
+                "rank_batch": phase.rank_batch if own_batch else self.rank_batch,
+            }
+        )
+
+
+FREE_KEYS = ("name", "data.root", "data.demo", "data.threads", "data.prefetch", "checkpoint", "log")
+"""Keys (with all below them) that change no weight: a run may go on with other values."""
+
+
+def _check_contiguous(phases: tuple[Phase, ...]) -> None:
+    end = 0
+    for number, phase in enumerate(phases):
+        first = phase.epochs[0] if isinstance(phase.epochs, tuple) else end
+        if first != end:
+            raise ValueError(f"phases.{number} starts at epoch {first}, but the one before ends at {end}")
+        end = phase.epochs[1] if isinstance(phase.epochs, tuple) else end + phase.epochs

@@ -1,0 +1,147 @@
+"""The run directory: the one module that names every file in it.
+
+    run.json                      resolved recipe, versions, decoder, data, git commit, command line
+    steps-00000.bin               one fixed-width record a step (spec/records.py), a file a rank
+    events-00000.jsonl            evaluations, saves, restarts, warnings (spec/events.py), a file a rank
+    checkpoints/step-000000420-0001/  model.safetensors, training.safetensors, manifest.json
+    stopped.json                  why an unfinished run stopped; absent while it runs and when it crashed
+    summary.csv, dawnbench.tsv    a row an evaluation
+    lock                          held (flock) by the process that trains; it dies with its holder
+
+A run is one such directory. Everything that concerns it is in there, and nothing in it is pickled.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fortyfold.spec.errors import UserError
+
+LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
+
+
+@dataclass(frozen=True)
+class RunDir:
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def stopped(self) -> Path:
+        return self.path / "stopped.json"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.csv"
+
+    @property
+    def dawnbench(self) -> Path:
+        return self.path / "dawnbench.tsv"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    def steps(self, rank: int = 0) -> Path:
+        return self.path / f"steps-{rank:05d}.bin"
+
+    def events(self, rank: int = 0) -> Path:
+        return self.path / f"events-{rank:05d}.jsonl"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        """Where `attempt` saves after `step` steps; names sort from old to new."""
+        return self.checkpoints / f"step-{step:09d}-{attempt:04d}"
+
+    @property
+    def exists(self) -> bool:
+        return self.spec.is_file()
+
+    def read_spec(self) -> dict[str, Any]:
+        """run.json, or a UserError when this is not a run."""
+        try:
+            spec: dict[str, Any] = json.loads(self.spec.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{self.path} is not a run: it has no run.json; `fortyfold runs` lists runs") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.spec}: {error}") from None
+        return spec
+
+    def is_locked(self) -> bool:
+        """Whether a process is training in here now."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the run for this process; a second holder is refused. Makes the directory when needed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}; choose another --out") from None
+        try:
+            self._take(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
+        deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+                    raise UserError(
+                        f"{self.path} is being trained by {holder}; stop that one, or choose another --out"
+                    ) from None
+                time.sleep(0.02)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    fsync_folder(path.parent)
+
+
+def fsync_folder(path: Path) -> None:
+    """Make renames and new names in `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
