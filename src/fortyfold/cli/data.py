@@ -31,7 +31,8 @@ def demo(
 
 @app.command()
 def index(
-    folder: Folder, fresh: Annotated[bool, typer.Option("--fresh", help="Scan even if the cache is true.")] = False
+    folder: Folder,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Scan even if the cache is true.")] = False,
 ) -> None:
     """Count a data set's classes and images, and cache the list of its files."""
     from fortyfold.data.index import SPLIT_FOLDERS, find_split, open_folder

@@ -130,7 +130,8 @@ def describe(event: Event, num_epochs: int) -> str | None:
         case "evaluated":
             left_out = f", {len(event['unreadable'])} unreadable left out" if event["unreadable"] else ""
             return (
-                f"epoch {event['epoch']}/{num_epochs}  top-1 {event['top1']:.1f} % ({event['num_images']} images{left_out})  "
+                f"epoch {event['epoch']}/{num_epochs}  "
+                f"top-1 {event['top1']:.1f} % ({event['num_images']} images{left_out})  "
                 f"top-5 {event['top5']:.1f} %  val loss {event['loss']:.3f}  train loss {event['train_loss']:.3f}"
             )
         case "quarantined":

@@ -7,10 +7,16 @@ import typer
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe, parse_changes
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a path to a TOML file.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a path to a TOML file.")
+]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the recipe, e.g. --set phases.0.px=128. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change any key of the recipe, e.g. --set phases.0.px=128. Repeatable.",
+    ),
 ]
 
 

@@ -43,9 +43,7 @@ def random_crops(ids: Ids, sizes: Sizes, seed: int, epoch: int, min_scale: float
     chosen = (np.arange(len(ids)), fits.argmax(axis=1))  # the first that fits
     side = np.where(fits.any(axis=1)[:, None], sides[chosen], _largest_allowed(sizes))
     free = sizes - side
-    corner = np.where(
-        fits.any(axis=1)[:, None], np.floor(draws[chosen][:, 2:] * (free + 1)), np.floor(free / 2)
-    )
+    corner = np.where(fits.any(axis=1)[:, None], np.floor(draws[chosen][:, 2:] * (free + 1)), np.floor(free / 2))
     return np.concatenate([corner, corner + side], axis=1).astype(np.int64)
 
 
@@ -59,6 +57,9 @@ def centre_crops(sizes: Sizes, crop_ratio: float) -> Boxes:
 def _largest_allowed(sizes: Sizes) -> Draws:
     width, height = sizes.astype(np.float64).T
     return np.stack(
-        [np.maximum(1, np.minimum(width, np.rint(height * _MAX_RATIO))),
-         np.maximum(1, np.minimum(height, np.rint(width / _MIN_RATIO)))], axis=1
+        [
+            np.maximum(1, np.minimum(width, np.rint(height * _MAX_RATIO))),
+            np.maximum(1, np.minimum(height, np.rint(width / _MIN_RATIO))),
+        ],
+        axis=1,
     )

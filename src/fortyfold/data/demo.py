@@ -25,7 +25,13 @@ Plane = NDArray[np.float32]
 SHAPES = ("disk", "triangle", "square", "cross", "star")
 FILLS = ("solid", "ring", "striped", "checked", "dotted", "double", "half", "faded")
 BACKGROUNDS = ("plain", "waves", "rings", "grid", "diagonal")
-GRAINS = ((4, 0.4), (8, 0.27), (12, 0.19), (16, 0.13), (24, 0.09))  # clouds a side; wavelength in shorter sides
+GRAINS = (
+    (4, 0.4),
+    (8, 0.27),
+    (12, 0.19),
+    (16, 0.13),
+    (24, 0.09),
+)  # clouds a side; wavelength in shorter sides
 MAX_CLASSES = len(SHAPES) * len(FILLS) * len(BACKGROUNDS) * len(GRAINS)
 VAL_SHARE = 6  # one image in six
 QUALITY = 90
@@ -115,9 +121,7 @@ def _backdrop(
     return canvas + 40 * pattern[..., None]
 
 
-def _object(
-    rng: np.random.Generator, spec: DemoSpec, shape: str, fill: str, x: Plane, y: Plane, short: int
-) -> Plane:
+def _object(rng: np.random.Generator, spec: DemoSpec, shape: str, fill: str, x: Plane, y: Plane, short: int) -> Plane:
     """How much of each pixel the object covers, 0 to 1."""
     radius = rng.uniform(0.2, 0.32)
     centre_x = rng.uniform(0.38, spec.width / short - 0.38)

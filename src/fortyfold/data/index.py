@@ -51,7 +51,7 @@ class Index:
         return os.fsdecode(self._paths[start : int(self._ends[sample])])
 
     def path(self, sample: int) -> str:
-        return os.path.join(self.folder, self.relative_path(sample))  # noqa: PTH118: called for each image
+        return os.path.join(self.folder, self.relative_path(sample))  # noqa: PTH118 (called for each image)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -56,9 +56,7 @@ class Request:
 class Loader:
     """Reads one split; `num_threads` and `prefetch` change the speed and nothing else."""
 
-    def __init__(
-        self, index: Index, num_threads: int, prefetch: int = 2, allocate: Allocate | None = None
-    ) -> None:
+    def __init__(self, index: Index, num_threads: int, prefetch: int = 2, allocate: Allocate | None = None) -> None:
         self._index = index
         self._num_threads = num_threads
         self._prefetch = prefetch
@@ -137,9 +135,7 @@ class Loader:
                 continue
 
 
-def train_request(
-    num_samples: int, timeline: Timeline, seed: int, tail: str, flip: bool, step: int
-) -> Request:
+def train_request(num_samples: int, timeline: Timeline, seed: int, tail: str, flip: bool, step: int) -> Request:
     """What step `step` trains on, over all ranks."""
     position = timeline.at(step)
     stretch, epoch = position.stretch, position.epoch

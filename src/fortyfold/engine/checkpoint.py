@@ -48,9 +48,7 @@ class Snapshot:
     optimizer_values: dict[str, Any] = field(default_factory=dict)
 
 
-def take_snapshot(
-    name: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
-) -> Snapshot:
+def take_snapshot(name: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Snapshot:
     """Copy everything to host memory. The training loop stands still for this, and only for this."""
     tensors, values = _optimizer_state(model, optimizer)
     tensors |= {f"rng/{device}": state for device, state in _generator_states().items()}

@@ -52,5 +52,10 @@ def _count(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) ->
     """Sums over a batch: right at first, right in five, loss, images."""
     logits = logits.float()
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-    rows = [best[:, 0], best.any(dim=1), functional.cross_entropy(logits, labels, reduction="none"), labels >= 0]
+    rows = [
+        best[:, 0],
+        best.any(dim=1),
+        functional.cross_entropy(logits, labels, reduction="none"),
+        labels >= 0,
+    ]
     return torch.stack([torch.dot(row.double(), weights.double()) for row in rows])

@@ -212,9 +212,7 @@ def _wind_up(t: Training) -> Outcome:
 
 def _not_finite(t: Training, error: NotFinite) -> RunFailed:
     job, data = t.job, t.job.recipe.data
-    request = train_request(
-        len(job.train_index), job.timeline, job.recipe.seed, data.tail, data.flip, error.step
-    )
+    request = train_request(len(job.train_index), job.timeline, job.recipe.seed, data.tail, data.flip, error.step)
     t.journal.event("failed", error.step, message=str(error), samples=request.ids.tolist())
     return RunFailed(
         f"{error} (epoch {job.timeline.at(error.step).epoch}); try a lower optim.lr or a longer "

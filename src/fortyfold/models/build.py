@@ -11,7 +11,9 @@ from fortyfold.spec.recipe import Model
 def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
     """The network with fresh weights, drawn from torch's global generator."""
     if not timm.is_model(spec.name):
-        raise UserError(f"model.name: timm {timm.__version__} has no {spec.name!r}{nearest(spec.name, timm.list_models())}")
+        raise UserError(
+            f"model.name: timm {timm.__version__} has no {spec.name!r}{nearest(spec.name, timm.list_models())}"
+        )
     try:
         model: torch.nn.Module = timm.create_model(spec.name, num_classes=num_classes, **spec.arguments)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:

@@ -33,7 +33,9 @@ def read_text(recipe: str) -> tuple[str, str]:
     path = Path(recipe)
     if path.suffix != ".toml" and not path.is_file():
         hint = nearest(recipe, built_in_names())
-        raise UserError(f"no recipe {recipe!r}{hint or '; `fortyfold recipes` lists them, a path to a .toml works too'}")
+        raise UserError(
+            f"no recipe {recipe!r}{hint or '; `fortyfold recipes` lists them, a path to a .toml works too'}"
+        )
     try:
         return path.stem, path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -78,6 +80,8 @@ def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     here: Any = raw
     for part in parents:
+        if isinstance(here, dict) and part.isdecimal():
+            raise UserError(f"--set {key}: the recipe has no {key.partition(f'.{part}')[0]} to count into")
         here = here[_list_index(here, part, key)] if isinstance(here, list) else here.setdefault(part, {})
         if not isinstance(here, dict | list):
             raise UserError(f"--set {key}: {part} is a value, it has no keys below it")

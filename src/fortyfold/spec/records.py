@@ -23,7 +23,10 @@ STEP_DTYPE = np.dtype(
         ("epoch", "<u4"),
         ("phase", "<u4"),
         ("images", "<u4"),  # of this rank, the unreadable ones not counted
-        ("samples_digest", "<u4"),  # sum over the sample ids' hashes; adds up over ranks to the same at any world size
+        (
+            "samples_digest",
+            "<u4",
+        ),  # sum over the sample ids' hashes; adds up over ranks to the same at any world size
         ("data_wait_seconds", "<f4"),  # the loop stood still for its next batch
         ("step_seconds", "<f4"),  # from the end of the step before to the end of this one, data wait included
         ("loss", "<f4"),

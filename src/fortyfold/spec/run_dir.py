@@ -100,7 +100,9 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}; choose another --out") from None
+            raise UserError(
+                f"cannot write to the run directory {self.path}: {error.strerror}; choose another --out"
+            ) from None
         try:
             self._take(descriptor)
             os.ftruncate(descriptor, 0)

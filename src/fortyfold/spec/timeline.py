@@ -95,9 +95,7 @@ def build_timeline(recipe: Recipe, num_samples: int, world: World) -> Timeline:
                 'images and tail = "drop" leaves none; use a smaller batch, or tail = "keep"'
             )
         length = phase.epochs[1] - phase.epochs[0] if isinstance(phase.epochs, tuple) else phase.epochs
-        stretches.append(
-            Stretch(number, epoch, length, step, steps, phase.px, global_batch, phase.min_scale, phase.lr)
-        )
+        stretches.append(Stretch(number, epoch, length, step, steps, phase.px, global_batch, phase.min_scale, phase.lr))
         epoch += length
         step += length * steps
     return Timeline(tuple(stretches))

@@ -1,0 +1,73 @@
+"""Fixtures that several tests share: small data sets made once, the command line, what the machine offers."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from fortyfold.cli.main import run
+from fortyfold.data.demo import DemoSpec, make_demo
+from fortyfold.engine.stop import REASONS
+
+settings.register_profile("steady", deadline=None, derandomize=True)  # this machine may be slow, never lucky
+settings.load_profile("steady")
+
+TINY = DemoSpec(classes=4, images=300, width=48, height=48, seed=0)
+
+
+def skip_or_fail(name: str, why: str) -> None:
+    """Skip for want of `name`, unless FORTYFOLD_REQUIRE says that it must be there."""
+    if name in os.environ.get("FORTYFOLD_REQUIRE", "").split(","):
+        pytest.fail(f"FORTYFOLD_REQUIRE names {name}, but {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def real_jpegs() -> Path:
+    """200 real ImageNet JPEGs, named <class>_<name>.JPEG."""
+    folder = Path(os.environ.get("FORTYFOLD_TEST_DATA", "")) / "imagenet-sample"
+    if not os.environ.get("FORTYFOLD_TEST_DATA") or not folder.is_dir():
+        skip_or_fail("test-data", "FORTYFOLD_TEST_DATA does not lead to imagenet-sample/")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["FORTYFOLD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data of the recipe `tiny`: 250 training images, 50 for validation, 4 classes."""
+    root = tmp_path_factory.mktemp("data") / "tiny"
+    make_demo(root, TINY)
+    return root
+
+
+@pytest.fixture
+def fortyfold(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs a command line in this process; gives exit code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    before = {number: signal.getsignal(number) for number in REASONS}
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start(*arguments: object, **options: object) -> "subprocess.Popen[str]":
+    """A command line in a process of its own."""
+    command = [sys.executable, "-m", "fortyfold", *map(str, arguments)]
+    return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
