@@ -1,0 +1,92 @@
+"""Kill a run at random moments, start it again each time, and compare the end with an undisturbed run's.
+
+    .venv/bin/python benchmarks/kill_resume.py --kills 20
+
+Every other kill waits for a checkpoint in the making and strikes inside the save. The weights, the
+optimiser's state and the generators must be the same bytes, and every step must have used the same samples.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fortyfold.spec.events import last_attempt, read_events
+from fortyfold.spec.records import read_steps
+from fortyfold.spec.run_dir import RunDir
+
+PATIENCE_SECONDS = 120.0
+MAX_DELAY_SECONDS = 1.0
+EPOCHS_A_KILL = 4  # a fresh start gets no further than this before it is struck
+
+
+def train_command(run_dir: RunDir, data: Path, kills: int) -> list[str]:
+    """`tiny` with a save every other step, long enough to be hit so often."""
+    command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--data", str(data), "--out", str(run_dir.path)]
+    return [*command, "--epochs", str(EPOCHS_A_KILL * (kills + 1)), "--set", "checkpoint.every_steps=2"]
+
+
+def strike(command: list[str], run_dir: RunDir, rng: random.Random, inside_save: bool) -> str:
+    """Start the run and kill it at a random moment after it began; says when that was."""
+    before = last_attempt(read_events(run_dir.events()))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while last_attempt(read_events(run_dir.events())) == before and process.poll() is None:
+        assert time.monotonic() < deadline, "it did not start"
+        time.sleep(0.01)
+    time.sleep(rng.uniform(0, MAX_DELAY_SECONDS))
+    while inside_save and process.poll() is None and not _is_saving(run_dir):
+        pass
+    caught = _is_saving(run_dir)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it was over before it was struck"
+    return f"after {len(read_steps(run_dir.steps()))} steps" + (", inside a save" if caught else "")
+
+
+def _is_saving(run_dir: RunDir) -> bool:
+    return any(run_dir.checkpoints.glob(".writing-*"))
+
+
+def fingerprint(run_dir: RunDir) -> tuple[dict[str, str], list[int], list[int]]:
+    """Of a finished run: the SHA-256 of each file of its last checkpoint; its steps; their samples' digests."""
+    newest = max(path for path in run_dir.checkpoints.iterdir() if path.name.startswith("step-"))
+    files = json.loads((newest / "manifest.json").read_text())["files"]
+    records = read_steps(run_dir.steps())
+    assert np.array_equal(records["step"], np.arange(len(records))), "a step is missing"
+    hashes = {name: entry["sha256"] for name, entry in files.items()}
+    return hashes, records["step"].tolist(), records["samples_digest"].tolist()
+
+
+def drill(folder: Path, data: Path, kills: int, seed: int) -> None:
+    """Raises AssertionError if the killed run ends otherwise than the undisturbed one."""
+    calm, struck = RunDir(folder / "calm"), RunDir(folder / "struck")
+    subprocess.run(train_command(calm, data, kills), check=True, stdout=subprocess.DEVNULL)
+    rng = random.Random(seed)
+    command = train_command(struck, data, kills)
+    for number in range(kills):
+        print(f"kill {number + 1}: {strike(command, struck, rng, inside_save=number % 2 == 1)}", flush=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    attempts = last_attempt(read_events(struck.events()))
+    assert fingerprint(struck) == fingerprint(calm), f"after {attempts} attempts the run ended otherwise"
+    print(f"{attempts} attempts; weights SHA-256 {fingerprint(struck)[0]['model.safetensors'][:16]}… as undisturbed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        drill(Path(folder), Path(folder) / "data", arguments.kills, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

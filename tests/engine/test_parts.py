@@ -1,0 +1,285 @@
+"""The engine's parts by themselves: optimiser, step, evaluation, device, saver, journal, stop flag."""
+
+import math
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fortyfold.data.loader import Batch
+from fortyfold.engine import device, saver
+from fortyfold.engine.checkpoint import Snapshot
+from fortyfold.engine.device import Feeder
+from fortyfold.engine.evaluate import evaluate
+from fortyfold.engine.journal import Journal, NotFinite
+from fortyfold.engine.optimizer import build_optimizer
+from fortyfold.engine.progress import Progress
+from fortyfold.engine.step import take_step, weighted_loss
+from fortyfold.engine.stop import StopFlag
+from fortyfold.models.build import build_model
+from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.events import read_events
+from fortyfold.spec.recipe import Checkpoint, Data, Model, Optim
+from fortyfold.spec.records import read_steps
+from fortyfold.spec.run_dir import RunDir
+
+DATA = Data(root="x")
+
+
+def make_batch(num_images: int = 6, px: int = 8, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (num_images, px, px, 3), np.uint8)
+    return Batch(images, rng.integers(0, 3, num_images), np.ones(num_images, np.float32), np.arange(num_images))
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 3))
+
+
+class TestOptimizer:
+    def test_weight_decay_is_kept_off_norms_and_biases(self) -> None:
+        model = build_model(Model(name="test_resnet"), 3)
+        for everywhere in (False, True):
+            optim = Optim(lr=0.1, weight_decay=0.01, decay_norm_and_bias=everywhere)
+            optimizer = build_optimizer(model, optim)
+            decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+            for name, parameter in model.named_parameters():
+                assert (id(parameter) in decayed) == (everywhere or parameter.ndim > 1), name
+
+    def test_names_mean_what_they_say(self) -> None:
+        model = small_model()
+        kinds = {
+            name: build_optimizer(model, Optim(name=name, lr=0.1)) for name in ("sgd", "nesterov", "adam", "adamw")
+        }  # type: ignore[arg-type]
+        assert isinstance(kinds["sgd"], torch.optim.SGD) and not kinds["sgd"].defaults["nesterov"]
+        assert isinstance(kinds["nesterov"], torch.optim.SGD) and kinds["nesterov"].defaults["nesterov"]
+        assert kinds["sgd"].defaults["momentum"] == 0.9
+        assert type(kinds["adam"]) is torch.optim.Adam
+        assert isinstance(kinds["adamw"], torch.optim.AdamW)
+
+
+class TestModel:
+    def test_a_wrong_name_suggests_the_nearest(self) -> None:
+        with pytest.raises(UserError, match="has no 'resnet50x'; did you mean resnet50"):
+            build_model(Model(name="resnet50x"), 3)
+
+    def test_a_wrong_argument_is_a_users_error(self) -> None:
+        with pytest.raises(UserError, match="test_resnet does not take {'colour': 3}: .*colour"):
+            build_model(Model(name="test_resnet", arguments={"colour": 3}), 3)
+
+
+class TestStep:
+    def test_the_loss_is_the_mean_and_an_unreadable_images_place_counts_nothing(self) -> None:
+        model, feed = small_model(), Feeder(torch.device("cpu"), DATA, True)
+        batch = make_batch()
+        whole = feed(batch)
+        expected = torch.nn.functional.cross_entropy(model(whole.images), whole.labels, label_smoothing=0.1)
+        torch.testing.assert_close(weighted_loss(model(whole.images), whole, 0.1), expected)
+
+        batch.weights[2] = 0
+        gradients = []
+        for pixel in (0, 255):
+            batch.images_nhwc[2] = pixel
+            model.zero_grad()
+            weighted_loss(model(feed(batch).images), feed(batch), 0.1).backward()
+            gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other)
+
+    def test_a_step_moves_the_weights_down_the_loss(self) -> None:
+        model = small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        batch = Feeder(torch.device("cpu"), DATA, True)(make_batch())
+        losses = [take_step(batch, model, optimizer, 0.0).item() for _ in range(20)]
+        assert losses[-1] < losses[0] / 2
+
+    def test_nothing_in_a_step_waits_for_the_device(self) -> None:
+        """Every wait on CUDA is a read of a number: .item() and the like."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        reads: list[str] = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                if "_local_scalar_dense" in str(func) or "nonzero" in str(func):
+                    reads.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        model = build_model(Model(name="test_resnet"), 3).train()
+        optimizer = build_optimizer(model, Optim(lr=0.1, weight_decay=0.1))
+        feed = Feeder(torch.device("cpu"), DATA, True)
+        with Watch():
+            take_step(feed(make_batch(px=32)), model, optimizer, 0.1)
+            assert reads == []
+            torch.ones(1).item()
+        assert len(reads) == 1  # the watch does see one
+
+
+class TestFeeder:
+    def test_pixels_are_normalised_as_torchvision_does(self) -> None:
+        batch = make_batch()
+        images = torch.from_numpy(batch.images_nhwc).permute(0, 3, 1, 2).float() / 255
+        expected = (images - torch.tensor(DATA.mean).view(1, 3, 1, 1)) / torch.tensor(DATA.std).view(1, 3, 1, 1)
+        for channels_last in (True, False):
+            fed = Feeder(torch.device("cpu"), DATA, channels_last)(batch)
+            torch.testing.assert_close(fed.images, expected)
+            assert fed.images.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert batch.images_nhwc.dtype == np.uint8
+
+    def test_it_feeds_another_device(self) -> None:
+        fed = Feeder(torch.device("meta"), DATA, True)(make_batch())
+        assert {tensor.device.type for tensor in (fed.images, fed.labels, fed.weights)} == {"meta"}
+        assert fed.images.dtype == torch.float32
+
+    def test_the_gpu_is_chosen_where_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda chosen: f"Test GPU {chosen.index}")
+        assert device.describe(device.choose_device()) == "cuda:3 Test GPU 3"
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert device.choose_device() == torch.device("cpu")
+
+
+class TestEvaluate:
+    @pytest.mark.parametrize("batch_sizes", [[10], [3, 3, 4], [1] * 10])
+    def test_each_readable_image_counts_once_however_they_are_cut(self, batch_sizes: list[int]) -> None:
+        model, feed = small_model(), Feeder(torch.device("cpu"), DATA, True)
+        whole = make_batch(10)
+        whole.weights[4] = 0
+        model.eval()
+        with torch.inference_mode():
+            logits = model(feed(whole).images)[[0, 1, 2, 3, 5, 6, 7, 8, 9]]
+        labels = torch.from_numpy(np.delete(whole.labels, 4))
+        starts = np.cumsum([0, *batch_sizes])
+        parts = [
+            Batch(*(array[a:b] for array in (whole.images_nhwc, whole.labels, whole.weights, whole.ids)),
+                  bad=[(4, "why")] if a <= 4 < b else [])
+            for a, b in zip(starts, starts[1:], strict=False)
+        ]  # fmt: skip
+        result = evaluate(model, iter(parts), feed)
+        assert result is not None and model.training
+        assert (result.num_images, result.unreadable) == (9, [(4, "why")])
+        assert result.top1 == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+        assert result.top5 == 100  # three classes
+        assert result.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+        assert str(result) == f"top-1 {result.top1:.1f} % (9 images, 1 unreadable left out)"
+
+    def test_it_ends_early_when_asked_to_stop(self) -> None:
+        stop = StopFlag()
+        stop.signal = signal.SIGTERM
+        assert evaluate(small_model(), iter([make_batch()]), Feeder(torch.device("cpu"), DATA, True), stop) is None
+
+
+def snapshot(step: int) -> Snapshot:
+    return Snapshot(f"step-{step:09d}-0001", Progress(step=step), {"w": torch.zeros(3)}, {"rng/cpu": torch.zeros(1)})
+
+
+class TestSaver:
+    def test_the_policy(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [0.0]
+        monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
+        run_dir = RunDir(tmp_path)
+
+        def due(policy: Checkpoint, step: int, epochs: int | None = None) -> bool:
+            one = saver.Saver(run_dir, policy, step=10)
+            one.changed = True
+            now[0] += 61
+            return one.due(step, epochs)
+
+        never = Checkpoint(every_steps=None, every_minutes=None, every_epochs=None)
+        assert not due(never, 1000, 5)
+        assert due(never.model_copy(update={"every_steps": 3}), 13)
+        assert not due(never.model_copy(update={"every_steps": 3}), 12)
+        assert due(never.model_copy(update={"every_minutes": 1.0}), 11)
+        assert not due(never.model_copy(update={"every_minutes": 1.1}), 11)
+        assert due(never.model_copy(update={"every_epochs": 2}), 11, 4)
+        assert not due(never.model_copy(update={"every_epochs": 2}), 11, 3)
+        assert not due(never.model_copy(update={"every_epochs": 2}), 11, None)
+        unchanged = saver.Saver(run_dir, Checkpoint(every_steps=1), step=10)
+        assert not unchanged.due(11, 1)
+
+    def test_the_loop_goes_on_while_it_writes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        go_on = threading.Event()
+        write = saver.checkpoint.write
+
+        def slow(run_dir: RunDir, one: Snapshot) -> Path:
+            assert go_on.wait(10)
+            return write(run_dir, one)
+
+        monkeypatch.setattr(saver.checkpoint, "write", slow)
+        one = saver.Saver(RunDir(tmp_path), Checkpoint(every_steps=1), step=0)
+        one.changed = True
+        one.save(lambda: snapshot(1))
+        assert one.poll() is None
+        one.changed = True
+        assert not one.due(2, None)  # not while one is being written
+        go_on.set()
+        assert one.wait() == tmp_path / "checkpoints" / "step-000000001-0001"
+        assert one.due(2, None)
+        one.close()
+
+    def test_an_error_surfaces_and_names_what_is_left(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        one = saver.Saver(RunDir(tmp_path), Checkpoint(), step=0)
+        one.save(lambda: snapshot(1))
+        one.wait()
+
+        def full(run_dir: RunDir, two: Snapshot) -> Path:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(saver.checkpoint, "write", full)
+        one.save(lambda: snapshot(2))
+        with pytest.raises(RunFailed, match=r"No space left on device; step-000000001-0001 is intact"):
+            one.wait()
+        one.close()
+
+
+class TestJournal:
+    FIELDS = {"epoch": 0, "phase": 0, "images": 4, "samples_digest": 9, "data_wait_seconds": 0.5, "step_seconds": 1.0, "lr": 0.1}  # noqa: RUF012  # fmt: skip
+
+    def test_records_come_out_as_they_went_in(self, tmp_path: Path) -> None:
+        run_dir = RunDir(tmp_path)
+        journal = Journal(run_dir, attempt=3)
+        for step in range(4):
+            journal.step(torch.tensor(step / 2), step=step, **self.FIELDS)
+        assert len(read_steps(run_dir.steps())) == 0  # not yet
+        journal.flush(durable=True)
+        records = read_steps(run_dir.steps())
+        assert records["step"].tolist() == [0, 1, 2, 3]
+        assert records["loss"].tolist() == [0, 0.5, 1, 1.5]
+        assert set(records["attempt"]) == {3}
+        assert records["samples_digest"].tolist() == [9] * 4
+        assert (journal.loss_sum, journal.images) == (12.0, 16)
+        journal.event("warning", 4, message="näh")
+        assert read_events(run_dir.events())[0]["message"] == "näh"
+        journal.close()
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_a_loss_that_is_not_finite_is_found_and_still_recorded(self, tmp_path: Path, value: float) -> None:
+        run_dir = RunDir(tmp_path)
+        journal = Journal(run_dir, attempt=1)
+        for step, loss in enumerate([1.0, value, 2.0]):
+            journal.step(torch.tensor(loss), step=step, **self.FIELDS)
+        with pytest.raises(NotFinite) as raised:
+            journal.flush()
+        assert raised.value.step == 1
+        assert len(read_steps(run_dir.steps())) == 3
+        journal.close()
+
+
+def test_the_first_signal_counts_and_the_handler_only_sets_a_flag() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        stop = StopFlag().listen()
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested
+        assert (stop.signal, stop.reason) == (signal.SIGUSR1, "out of time")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
