@@ -18,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fortyfold.data.demo import DemoSpec, make_demo
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
 
+DEMO = DemoSpec(classes=4, images=300, width=48, height=48, seed=0)
 PATIENCE_SECONDS = 120.0
 MAX_DELAY_SECONDS = 1.0
 EPOCHS_A_KILL = 4  # a fresh start gets no further than this before it is struck
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        make_demo(Path(folder) / "data", DEMO)
         drill(Path(folder), Path(folder) / "data", arguments.kills, arguments.seed)
 
 

@@ -12,7 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -36,10 +36,8 @@ DEMO = DemoSpec(classes=4, images=240, width=48, height=48, seed=0)
 def engine_rate(t: Training, batches: list[Batch], num_steps: int) -> float:
     """Steps a second of the real loop, which ends when the batches do."""
     started = time.perf_counter()
-    try:
+    with suppress(StopIteration):
         run_steps(t, islice(cycle(batches), num_steps))
-    except StopIteration:
-        pass
     t.journal.flush()
     return num_steps / (time.perf_counter() - started)
 
@@ -68,7 +66,8 @@ def bare_rate(
 def build(folder: Path, name: str, model: str, px: int, global_batch: int) -> tuple[Training, Job]:
     changes = {
         "data.root": str(folder / "data"), "model.name": model, "px": px, "global_batch": global_batch,
-        "epochs": 100_000, "evaluate.every_epochs": 0, "checkpoint.every_minutes": None, "checkpoint.every_epochs": None,
+        "epochs": 100_000, "evaluate.every_epochs": 0,
+        "checkpoint.every_minutes": None, "checkpoint.every_epochs": None,
     }  # fmt: skip
     run_dir = RunDir(folder / name)
     run_dir.path.mkdir()

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import settings
 
 from fortyfold.cli.main import run
+from fortyfold.cli.openmp import calm_openmp
 from fortyfold.data.demo import DemoSpec, make_demo
 from fortyfold.engine.stop import REASONS
 
+calm_openmp()
 settings.register_profile("steady", deadline=None, derandomize=True)  # this machine may be slow, never lucky
 settings.load_profile("steady")
 

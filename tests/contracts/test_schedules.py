@@ -76,5 +76,7 @@ def test_a_phases_own_line_wins_and_scales_with_its_batch() -> None:
 
 
 def test_a_wrong_name_lists_the_right_ones() -> None:
-    with pytest.raises(UserError, match="no schedule 'cosin'; did you mean cosine\\?; there are: constant, cosine"):
+    with pytest.raises(
+        UserError, match="no schedule 'cosin'; there are: constant, cosine, linear, step; did you mean cosine"
+    ):
         rates(tiny(schedule__name="cosin"))

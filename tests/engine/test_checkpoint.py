@@ -25,7 +25,7 @@ def make_model(seed: int = 0) -> torch.nn.Module:
         torch.nn.Flatten(),
         torch.nn.Linear(288, 4),
     )
-    return layers.to(memory_format=torch.channels_last)
+    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def train_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
@@ -57,7 +57,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw"])
 @pytest.mark.parametrize("saved_after", [0, 3])
 def test_going_on_from_a_checkpoint_is_going_on(tmp_path: Path, name: str, saved_after: int) -> None:
-    optim = Optim(name=name, lr=0.01, weight_decay=0.1)  # type: ignore[arg-type]
+    optim = Optim(name=name, lr=0.01, weight_decay=0.1)
     run_dir = RunDir(tmp_path)
     model = make_model()
     optimizer = build_optimizer(model, optim)

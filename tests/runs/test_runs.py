@@ -17,8 +17,9 @@ import torch
 from conftest import skip_or_fail, start
 from images import encoded, malformed, pixels
 
+import fortyfold.engine.evaluate as evaluation
 import fortyfold.engine.train as engine
-from fortyfold.engine import checkpoint
+from fortyfold.engine import checkpoint, step
 from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
@@ -90,7 +91,7 @@ def test_three_kills_change_nothing(tmp_path: Path, tiny_data: Path) -> None:
 
 def stop_after(num_steps: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send this process a signal in the middle of the step after `num_steps`."""
-    take_step, calls = engine.take_step, [0]
+    take_step, calls = step.take_step, [0]
 
     def counting(*arguments: object) -> torch.Tensor:
         calls[0] += 1
@@ -133,7 +134,7 @@ def test_a_signal_during_evaluation_does_not_lose_the_evaluation(
     calm: RunDir, tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch, epoch: int
 ) -> None:
     command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run")
-    evaluate, calls = engine.evaluate, [0]
+    evaluate, calls = evaluation.evaluate, [0]
 
     def stopping(*arguments: object) -> object:
         calls[0] += 1
@@ -156,7 +157,8 @@ def test_a_signal_during_evaluation_does_not_lose_the_evaluation(
 def test_damaged_checkpoints_are_named_and_passed_over(
     calm: RunDir, tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", "--set", "checkpoint.every_steps=2", "--set", "checkpoint.keep=9")  # fmt: skip
+    changes = ("--set", "checkpoint.every_steps=2", "--set", "checkpoint.keep=9")
+    command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", *changes)
     run_dir = RunDir(tmp_path / "run")
     with monkeypatch.context() as patch:
         stop_after(11, signal.SIGTERM, patch)
@@ -228,18 +230,26 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tiny_data: Path, tmp_pat
     assert "holds thesis.tex but no run; choose an empty folder for --out" in err
 
 
+def test_a_start_that_failed_does_not_bind_the_next(tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
+    command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", "--epochs", 1)
+    code, _, err = fortyfold(*command, "--model", "test_resnat")
+    assert code == 2 and "did you mean test_resnet?" in err
+    assert "failed" in fortyfold("runs", tmp_path)[1]
+    assert fortyfold(*command)[0] == 0
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_samples(
     tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold
 ) -> None:
     code, _, err = fortyfold("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", "--lr", "1e30")
     assert code == 1 and err.count("\n") == 1
-    (failed,) = events_of(tmp_path / "run", "failed")
-    assert f"the loss of step {failed['step']} is" in err
+    (diverged,) = events_of(tmp_path / "run", "diverged")
+    assert f"the loss of step {diverged['step']} is {diverged['loss']}" in err
     assert "try a lower optim.lr" in err
     from fortyfold.data import order
 
-    position = divmod(failed["step"], 8)
-    assert failed["samples"] == order.batch_ids(250, 0, *position, 8, 32, "keep").tolist()
+    epoch, batch = divmod(diverged["step"], 8)
+    assert diverged["samples"] == order.batch_ids(250, 0, epoch, batch, 8, 32, "keep").tolist()
     assert "failed" in fortyfold("runs", tmp_path)[1]
     for name in checkpoint.names(RunDir(tmp_path / "run")):  # none of them holds what is not a number
         saved = checkpoint.read(RunDir(tmp_path / "run").checkpoints / name)
@@ -290,7 +300,9 @@ def test_over_the_budget_the_run_stops_clearly(damaged_data: Path, tmp_path: Pat
     assert "4 of 250 training images cannot be read, more than data.bad_image_budget = 0.01 allows" in err
 
 
-def test_two_hundred_malformed_images_train_and_resume(tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_two_hundred_malformed_images_train_and_resume(
+    tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for split, count in (("train", 200), ("val", 12)):
         for number, blob in enumerate(malformed(count)):
             folder = tmp_path / "data" / split / "ab"[number % 2]
@@ -408,8 +420,9 @@ def test_real_imagenet_jpegs_train_two_steps_of_resnet50(
         folder = tmp_path / "data" / "train" / path.name.partition("_")[0]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / path.name).symlink_to(path.resolve())
-    changes = ["--set", "px=64", "--set", "global_batch=100", "--set", "evaluate.every_epochs=0"]
-    code, _, err = fortyfold("train", "resnet50", "--data", tmp_path / "data", "--epochs", 1, *changes, "--out", tmp_path / "run")  # fmt: skip
+    changes = ["--epochs", 1, "--set", "px=64", "--set", "global_batch=100", "--set", "evaluate.every_epochs=0"]
+    command = ("train", "resnet50", "--data", tmp_path / "data", "--out", tmp_path / "run")
+    code, _, err = fortyfold(*command, *changes)
     assert (code, err) == (0, "")
     records = read_steps(RunDir(tmp_path / "run").steps())
     assert records["images"].tolist() == [100, 100]

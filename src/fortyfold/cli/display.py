@@ -43,7 +43,7 @@ class View:
     def steps_done(self) -> int:
         return int(self.recent["step"][-1]) + 1 if len(self.recent) else 0
 
-    def fields(self) -> dict[str, str]:
+    def fields(self) -> dict[str, Any]:
         """The figures of the bar, as text."""
         if not len(self.recent):
             return dict.fromkeys(("epoch", "speed", "loss", "top1", "eta"), "")
@@ -136,8 +136,6 @@ def describe(event: Event, num_epochs: int) -> str | None:
             )
         case "quarantined":
             return f"left out the unreadable {event['path']}: {event['reason']}"
-        case "warning":
-            return f"warning: {event['message']}"
     return None
 
 

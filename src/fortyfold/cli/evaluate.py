@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fortyfold.cli.bars import bar
+from fortyfold.cli.openmp import calm_openmp
 
 NAMED = 5  # unreadable images named on the terminal
 
@@ -17,6 +18,7 @@ def evaluate(
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint, not the newest.")] = False,
 ) -> None:
     """Evaluate a trained model, each image counted exactly once."""
+    calm_openmp()
     from fortyfold.engine.scoring import open_scoring
 
     scoring = open_scoring(target, data, px, best)

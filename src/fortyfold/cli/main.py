@@ -7,6 +7,7 @@ and the verbs that only read need no torch.
 import os
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 import typer
 
@@ -16,7 +17,7 @@ from fortyfold.spec.errors import RunFailed, UserError
 BAD_INPUT, FAILURE = 2, 1
 
 # The parser's own errors. (Their class is not exported; it is the one above BadParameter's usage error.)
-_USAGE_ERROR = typer.BadParameter.__mro__[2]
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
 
 app = typer.Typer(
     name="fortyfold",

@@ -24,4 +24,6 @@ def resolve(recipe: str, assignments: list[str] | None, short_forms: dict[str, A
     """The recipe with --set and the short forms (dotted key → value or None) applied; short forms win."""
     changes = parse_changes(assignments or [])
     changes |= {key: value for key, value in short_forms.items() if value is not None}
+    if "data.root" in changes:
+        changes.setdefault("data.demo", None)  # a folder that was named and is not there is a mistake
     return load_recipe(recipe, changes)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fortyfold.cli.openmp import calm_openmp
 from fortyfold.cli.options import RecipeArgument, SetOption, resolve
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
@@ -40,6 +41,7 @@ def train(
     if fresh and (aside := set_aside(run_dir)):
         print(f"the run that was here is now {aside}")
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
+    calm_openmp()
     from fortyfold.cli.display import Display
     from fortyfold.engine.train import train as train_run
 

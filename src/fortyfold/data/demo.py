@@ -7,20 +7,21 @@ it in minutes. Every image is made from its own seed: processes may share the wo
 
 import json
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fortyfold.data.cores import available_cores
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import write_json
 
-Plane = NDArray[np.float32]
+Plane = NDArray[np.floating[Any]]
 
 SHAPES = ("disk", "triangle", "square", "cross", "star")
 FILLS = ("solid", "ring", "striped", "checked", "dotted", "double", "half", "faded")
@@ -69,7 +70,7 @@ def make_demo(
             for split in spec.splits():
                 (root / split / class_name(label)).mkdir(parents=True, exist_ok=True)
         write_json(root / _MANIFEST, {**wanted, "complete": False})
-        _make_images(root, spec, num_workers or os.cpu_count() or 1, progress or (lambda done, total: None))
+        _make_images(root, spec, num_workers or available_cores(), progress or (lambda done, total: None))
         write_json(root / _MANIFEST, wanted)
     except OSError as error:
         raise UserError(f"cannot write the demo data to {root}: {error.strerror}") from None
@@ -102,23 +103,21 @@ def _traits(label: int) -> tuple[str, str, str, int]:
     return SHAPES[shape], FILLS[fill], BACKGROUNDS[background], grain
 
 
-def _backdrop(
-    rng: np.random.Generator, spec: DemoSpec, kind: str, grain: int, x: Plane, y: Plane
-) -> NDArray[np.float32]:
+def _backdrop(rng: np.random.Generator, spec: DemoSpec, kind: str, grain: int, x: Plane, y: Plane) -> Plane:
     """Soft clouds of colour, with the class's pattern over them."""
     num_clouds, wavelength = GRAINS[grain]
     clouds = Image.fromarray(rng.integers(30, 226, (num_clouds, num_clouds, 3), np.uint8))
     canvas = np.asarray(clouds.resize((spec.width, spec.height), Image.Resampling.BICUBIC)).astype(np.float32)
     phase = rng.uniform(0, 2 * np.pi, 2).astype(np.float32)
     turn = 2 * np.pi / wavelength
-    pattern = {
+    patterns: dict[str, Callable[[], Plane]] = {
         "plain": lambda: np.zeros_like(x),
         "waves": lambda: np.sin(turn * y + phase[0]),
         "rings": lambda: np.sin(turn * np.hypot(x - 0.5, y - 0.5) + phase[0]),
         "grid": lambda: np.sin(turn * x + phase[0]) * np.sin(turn * y + phase[1]),
         "diagonal": lambda: np.sin(turn * (x + y) * np.float32(0.7) + phase[0]),
-    }[kind]()
-    return canvas + 40 * pattern[..., None]
+    }
+    return canvas + 40 * patterns[kind]()[..., None]
 
 
 def _object(rng: np.random.Generator, spec: DemoSpec, shape: str, fill: str, x: Plane, y: Plane, short: int) -> Plane:
@@ -168,7 +167,7 @@ def _paint(fill: str, u: Plane, v: Plane) -> Plane:
     return np.ones_like(u)
 
 
-def _contrasting(rng: np.random.Generator, behind: NDArray[np.float32]) -> NDArray[np.float32]:
+def _contrasting(rng: np.random.Generator, behind: Plane) -> Plane:
     """A random colour that can be told from the one behind it."""
     colours = rng.uniform(10, 245, (8, 3)).astype(np.float32)
     return colours[np.argmax(np.abs(colours - behind).sum(axis=1) > 150)]

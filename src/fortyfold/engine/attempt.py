@@ -19,6 +19,7 @@ from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import FREE_KEYS, Recipe
 from fortyfold.spec.recipe_file import flatten, parse_recipe
+from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
 
 RUN_FORMAT = 1
@@ -26,7 +27,9 @@ PACKAGES = ("fortyfold", "torch", "timm", "numpy", "pillow", "safetensors")
 
 
 def _identity(index: Index | None) -> dict[str, Any] | None:
-    return index and {"folder": str(index.folder), "images": len(index), "fingerprint": index.fingerprint}
+    if index is None:
+        return None
+    return {"folder": str(index.folder), "images": len(index), "fingerprint": index.fingerprint}
 
 
 def build_spec(recipe: Recipe, train: Index, val: Index | None, command: Sequence[str]) -> dict[str, Any]:
@@ -49,12 +52,15 @@ def build_spec(recipe: Recipe, train: Index, val: Index | None, command: Sequenc
 
 
 def open_attempt(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> int:
-    """Write run.json, or check it against what is there; gives the attempt's number. The run must be held."""
-    if run_dir.exists:
+    """Write run.json, or check it against what is there; gives the attempt's number. The run must be held.
+
+    A run that never took a step (a misspelt model, say) binds nobody.
+    """
+    if run_dir.exists and len(StepReader(run_dir.steps()).poll()):
         before = run_dir.read_spec()
         refuse_other_run(run_dir, before, spec, recipe)
         spec = {**spec, "created": before["created"]}
-    else:
+    elif not run_dir.exists:
         _refuse_foreign_folder(run_dir)
     write_json(run_dir.spec, spec)
     run_dir.stopped.unlink(missing_ok=True)

@@ -124,7 +124,7 @@ def names(run_dir: RunDir) -> list[str]:
 
 def read_newest(run_dir: RunDir) -> tuple[Snapshot | None, list[str]]:
     """The newest whole checkpoint, and a line for each newer one that was passed over."""
-    passed_over = []
+    passed_over: list[str] = []
     for name in names(run_dir):
         try:
             return read(run_dir.checkpoints / name), passed_over

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fortyfold.data.cores import available_cores
 from fortyfold.data.loader import Batch
 from fortyfold.spec.recipe import Data
 
@@ -26,6 +27,11 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} {torch.cuda.get_device_name(device)}"
     return f"cpu, {torch.get_num_threads()} threads"
+
+
+def default_loader_threads(device: torch.device) -> int:
+    """One a core beside a GPU; on the CPU half, since the other half of the work is the model's."""
+    return available_cores() if device.type == "cuda" else max(1, available_cores() // 2)
 
 
 def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -29,15 +31,16 @@ class NotFinite(Exception):
 
 
 class Journal:
-    """One rank's records and events. Used as a context; leaving it flushes."""
+    """One rank's records and events."""
 
-    def __init__(self, run_dir: RunDir, attempt: int, rank: int = 0) -> None:
+    def __init__(self, run_dir: RunDir, attempt: int, steps_done: int = 0, rank: int = 0) -> None:
         self._attempt = attempt
         self._steps = records.open_for_append(run_dir.steps(rank))
         self._events = events.open_for_append(run_dir.events(rank))
         self._pending: list[tuple[float | int, ...]] = []
         self._losses: list[torch.Tensor] = []
         self._last_flush = time.monotonic()
+        self.steps_done = steps_done
         self.loss_sum = 0.0  # over images, since reset_loss
         self.images = 0
 
@@ -46,6 +49,7 @@ class Journal:
         fields |= {"attempt": self._attempt, "end_time": time.time(), "loss": 0.0, "reserved": 0}
         self._pending.append(tuple(fields[name] for name in records.STEP_DTYPE.names or ()))
         self._losses.append(loss)
+        self.steps_done += 1
         if time.monotonic() - self._last_flush >= FLUSH_SECONDS:
             self.flush()
 
@@ -73,6 +77,16 @@ class Journal:
                 raise NotFinite(int(row["step"]), value)
             self.loss_sum += value * int(row["images"])
             self.images += int(row["images"])
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Whatever ends the work inside by an exception is an event, too."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(OSError):  # a full disk must not hide why
+                self.event("failed", self.steps_done, message=f"{type(error).__name__}: {error}")
+            raise
 
     def reset_loss(self, loss_sum: float = 0.0, images: int = 0) -> None:
         """Start a new mean of the training loss."""

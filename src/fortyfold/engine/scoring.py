@@ -1,6 +1,5 @@
 """Evaluating a run that is there: which checkpoint, which images, which size."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import torch
 from fortyfold.data.index import Index, find_split, open_folder, with_classes
 from fortyfold.data.loader import Batch, Loader
 from fortyfold.engine import checkpoint
-from fortyfold.engine.device import Feeder, choose_device
+from fortyfold.engine.device import Feeder, choose_device, default_loader_threads
 from fortyfold.engine.evaluate import Evaluation, evaluate
 from fortyfold.models.build import build_model
 from fortyfold.spec.errors import UserError
@@ -35,7 +34,7 @@ class Scoring:
         feed = Feeder(self.device, data, self.recipe.model.channels_last)
         phase = self.recipe.all_phases()[-1]
         rank_batch = phase.global_batch or phase.rank_batch or 1
-        loader = Loader(self.index, data.threads or os.cpu_count() or 1, data.prefetch)
+        loader = Loader(self.index, data.threads or default_loader_threads(self.device), data.prefetch)
         with closing(loader.eval_batches(self.px, self.recipe.evaluate.crop_ratio, rank_batch)) as batches:
             result = evaluate(self.model, _reported(batches, len(self.index), report), feed)
         assert result is not None

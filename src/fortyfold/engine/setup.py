@@ -12,7 +12,7 @@ from fortyfold.data.index import Index, open_split, with_classes
 from fortyfold.data.loader import Loader
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import Snapshot
-from fortyfold.engine.device import Feeder, allocate_pinned, choose_device, describe
+from fortyfold.engine.device import Feeder, allocate_pinned, choose_device, default_loader_threads, describe
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.optimizer import build_optimizer
 from fortyfold.engine.progress import Progress
@@ -47,7 +47,7 @@ class Job:
     def loader(self, index: Index) -> Loader:
         data = self.recipe.data
         allocate = allocate_pinned if self.device.type == "cuda" else None
-        return Loader(index, data.threads or os.cpu_count() or 1, data.prefetch, allocate)
+        return Loader(index, data.threads or default_loader_threads(self.device), data.prefetch, allocate)
 
 
 @dataclass

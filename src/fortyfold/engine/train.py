@@ -5,7 +5,7 @@ The loop reads straight down and has no callbacks; everything it has to say goes
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,8 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
             snapshot, passed_over = checkpoint.read_newest(run_dir)
             if snapshot is not None and job.is_finished(snapshot.progress):
                 return Outcome(True, snapshot.progress, already=True)
-            with closing(Journal(run_dir, attempt)) as journal:
+            steps_done = snapshot.progress.step if snapshot else 0
+            with closing(Journal(run_dir, attempt, steps_done)) as journal, journal.noting_failure():
                 note_start(job, journal, snapshot, passed_over)
                 return _train(set_up(job, journal, stop, attempt, snapshot))
         except OSError as error:
@@ -58,16 +59,12 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
 def _train(t: Training) -> Outcome:
     data, loader = t.job.recipe.data, t.job.loader(t.job.train_index)
     batches = loader.train_batches(t.job.timeline, t.job.recipe.seed, data.tail, data.flip, t.progress.step)
-    try:
-        with closing(t.saver), closing(batches):
+    with closing(t.saver), closing(batches):
+        try:
             run_steps(t, batches)
             return _wind_up(t)
-    except NotFinite as error:
-        raise _not_finite(t, error) from None
-    except Exception as error:
-        with suppress(OSError):  # a full disk must not hide why
-            t.journal.event("failed", t.progress.step, message=f"{type(error).__name__}: {error}")
-        raise
+        except NotFinite as error:
+            raise _not_finite(t, error) from None
 
 
 def run_steps(t: Training, batches: Iterator[Batch]) -> None:
@@ -213,7 +210,7 @@ def _wind_up(t: Training) -> Outcome:
 def _not_finite(t: Training, error: NotFinite) -> RunFailed:
     job, data = t.job, t.job.recipe.data
     request = train_request(len(job.train_index), job.timeline, job.recipe.seed, data.tail, data.flip, error.step)
-    t.journal.event("failed", error.step, message=str(error), samples=request.ids.tolist())
+    t.journal.event("diverged", error.step, loss=str(error.loss), samples=request.ids.tolist())
     return RunFailed(
         f"{error} (epoch {job.timeline.at(error.step).epoch}); try a lower optim.lr or a longer "
         f"schedule.warmup_epochs; the step's sample ids are in {job.run_dir.events()}"

@@ -19,4 +19,6 @@ def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"model.arguments: {spec.name} does not take {spec.arguments}: {reason}") from None
-    return model.to(memory_format=torch.channels_last) if spec.channels_last else model
+    if spec.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model

@@ -2,15 +2,16 @@
 
 Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
 
-    started      num_steps, num_epochs, train_images, val_images, classes, host, device, versions, command …
-    resumed      from which checkpoint; `skipped` names those that were torn or altered, and why
-    evaluated    epoch, top1, top5 (per cent), loss, num_images, unreadable, px, train_loss, seconds, elapsed_seconds
-    saved        path, copy_seconds (the loop stood still), best
+    started      num_steps, num_epochs, train_images, val_images, classes, model, device, host, process
+    resumed      checkpoint; passed_over names those that were torn or altered, and why
+    evaluated    epoch, top1, top5 (per cent), loss, num_images, unreadable, px, train_loss, lr, seconds,
+                 elapsed_seconds (wall time of the run over all attempts, without work that a kill undid)
+    saved        checkpoint, best
     quarantined  sample, path, reason: an unreadable training image
-    warning      message
+    diverged     loss, samples: the step whose loss was not finite, and what it was trained on
     stopped      reason, signal
-    failed       message; `samples` when the loss was not finite
-    finished     seconds
+    failed       message
+    finished     elapsed_seconds
 """
 
 import json

@@ -20,7 +20,7 @@ def load(package: str, name: str) -> ModuleType:
     valid = names(package)
     if name not in valid:
         kind = package.rpartition(".")[2].removesuffix("s")
-        raise UserError(f"no {kind} {name!r}{nearest(name, valid)}; there are: {', '.join(valid)}")
+        raise UserError(f"no {kind} {name!r}; there are: {', '.join(valid)}{nearest(name, valid)}")
     return importlib.import_module(f"{package}.{name}")
 
 

@@ -58,7 +58,7 @@ class Data(Section):
     tail: Literal["keep", "drop"] = "keep"
     """keep: every image once an epoch, batches differ in size by at most one. drop: fixed size, rest left out."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Loader threads; 0 takes one a core. Changes no pixel."""
+    """Loader threads; 0: one a core beside a GPU, one for two cores on the CPU. Changes no pixel."""
     prefetch: Count = 2
     """Batches made ahead of use. Changes no pixel."""
     flip: bool = True

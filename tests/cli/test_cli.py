@@ -1,0 +1,164 @@
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import fortyfold as package
+from fortyfold.spec.recipe_file import built_in_names
+
+Fortyfold = Callable[..., tuple[int, str, str]]
+
+NO_TORCH = """
+import sys
+from fortyfold.cli.main import run
+code = run(sys.argv[1:])
+heavy = {"torch", "timm", "torchvision", "safetensors"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else code)
+"""
+
+
+@pytest.fixture(scope="module")
+def finished_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from fortyfold.engine.stop import StopFlag
+    from fortyfold.engine.train import train
+    from fortyfold.spec.recipe_file import load_recipe
+    from fortyfold.spec.run_dir import RunDir
+
+    folder = tmp_path_factory.mktemp("runs")
+    train(load_recipe("tiny", {"data.root": str(tiny_data), "epochs": 1}), RunDir(folder / "one"), StopFlag())
+    return folder / "one"
+
+
+def test_help_recipes_runs_version_and_data_need_no_torch(finished_run: Path, tiny_data: Path) -> None:
+    commands: list[list[object]] = [
+        ["--help"], ["train", "--help"], ["recipes"], ["recipes", "show", "smoke", "--explain"],
+        ["runs", finished_run.parent], ["version"], ["data", "index", tiny_data],
+    ]  # fmt: skip
+    for command in commands:
+        subprocess.run([sys.executable, "-c", NO_TORCH, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_python_m_is_the_same_program(fortyfold: Fortyfold) -> None:
+    listing = subprocess.run([sys.executable, "-m", "fortyfold", "recipes"], capture_output=True, text=True, check=True)
+    assert listing.stdout == fortyfold("recipes")[1]
+
+
+def test_recipes_lists_each_with_its_first_line(fortyfold: Fortyfold) -> None:
+    code, out, _ = fortyfold("recipes")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == built_in_names()
+    assert all(len(line.split()) > 4 for line in out.splitlines())
+
+
+def test_recipes_show_prints_the_resolved_toml(fortyfold: Fortyfold) -> None:
+    code, out, _ = fortyfold("recipes", "show", "resnet50", "--set", "optim.lr=0.4", "--set", "model.name=vgg11")
+    assert code == 0
+    shown = tomllib.loads(out)
+    assert shown["optim"]["lr"] == 0.4
+    assert shown["model"]["name"] == "vgg11"
+    assert shown["checkpoint"]["keep"] == 2
+    explained = fortyfold("recipes", "show", "resnet50", "--explain")[1]
+    assert "# Learning rate after the warm-up; a phase's own `lr` wins.\nlr = 0.1" in explained
+
+
+def test_runs_lists_state_epoch_speed_and_top1(finished_run: Path, fortyfold: Fortyfold) -> None:
+    for place in (finished_run, finished_run.parent):
+        head, row = fortyfold("runs", place)[1].splitlines()
+        assert head.split("  ")[0] == "run" and "img/s (mean)" in head
+        assert row.split()[:3] == ["one", "finished", "1/1"]
+        assert row.endswith("% (50 images)")
+
+
+def test_version_names_the_decoder(fortyfold: Fortyfold) -> None:
+    code, out, _ = fortyfold("version")
+    assert code == 0
+    assert out.startswith(f"fortyfold {package.__version__}\n")
+    assert "decoder     pillow" in out
+
+
+def test_data_demo_and_index(tmp_path: Path, fortyfold: Fortyfold) -> None:
+    command = ("data", "demo", tmp_path / "d", "--classes", 3, "--images", 60, "--px", "40x30")
+    assert "50 train, 10 val images, 3 classes, 40 × 30 pixels" in fortyfold(*command)[1]
+    assert "(already there)" in fortyfold(*command)[1]
+    out = fortyfold("data", "index", tmp_path / "d")[1]
+    assert "train 50 images, 3 classes" in out and "val   10 images, 3 classes" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("train", "Missing argument 'RECIPE' (see fortyfold train --help)"),
+        ("train nosuch", "no recipe 'nosuch'"),
+        ("train tiny --lrr 3", "No such option: --lrr"),
+        ("train tiny --lr fast", "Invalid value for '--lr'"),
+        ("train tiny --data nowhere", "no data folder nowhere; give --data DIR, or make one: fortyfold data demo"),
+        ("train tiny --set data.root=nowhere", "no data folder nowhere"),
+        ("train tiny --set optim.lrr=1", "--set optim.lrr: unknown key optim.lrr; did you mean optim.lr?"),
+        ("trian tiny", "Did you mean 'train'?"),
+        ("data demo x --px wide", "--px wide: give a side from 16 to 8192"),
+        ("data demo x --px 9000", "--px 9000: give a side from 16 to 8192"),
+        ("data demo x --images 5", "--images 5: 10 classes need at least 60"),
+        ("data index nowhere", "no data folder nowhere"),
+        ("evaluate nowhere", "nowhere is not a run: it has no run.json"),
+        ("runs nowhere", "no folder nowhere"),
+        ("runs .", "no runs in ."),
+        ("recipes show smok", "no recipe 'smok'; did you mean smoke?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fortyfold: Fortyfold, command: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = fortyfold(*command.split())
+    assert code == 2
+    assert line in err
+    assert err.startswith("fortyfold: ") and err.count("\n") == 1 and err.endswith("\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_arguments_print_the_help(fortyfold: Fortyfold) -> None:
+    code, out, _ = fortyfold()
+    assert code == 0 and "Usage: fortyfold" in out
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m fortyfold recipes show smoke --explain | head -1"
+    shell = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert "Traceback" not in shell.stderr
+
+
+def test_in_a_terminal_there_is_a_bar(tiny_data: Path, tmp_path: Path) -> None:
+    """Under a pseudo-terminal, as a user sees it."""
+    import pty
+
+    captured = bytearray()
+
+    def read(descriptor: int) -> bytes:
+        data = os.read(descriptor, 4096)
+        captured.extend(data)
+        return data
+
+    command = [
+        sys.executable,
+        "-m",
+        "fortyfold",
+        "train",
+        "tiny",
+        "--data",
+        str(tiny_data),
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    with open(os.devnull, "w") as quiet, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
+        patch.setattr(pty, "STDOUT_FILENO", quiet.fileno())
+        patch.setenv("COLUMNS", "120")
+        patch.setenv("TERM", "xterm")
+        status = pty.spawn([*command, "--epochs", "10"], read, lambda descriptor: b"")
+    text = captured.decode(errors="replace")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "img/s" in text and "left" in text and "━" in text
+    assert "epoch 10/10  top-1" in text

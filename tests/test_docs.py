@@ -1,0 +1,68 @@
+"""Every command in README and docs is run, in the order in which a reader meets it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BY_CI = {"make test", "make check", "make fix"}  # these run the tests, or run beside them
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str], folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reader")
+
+
+def test_the_demo_reaches_95_per_cent(folder: Path) -> None:
+    """`make demo` is the installation and this command."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^demo: \$\(INSTALLED\).*\n\t\$\(BIN\)/fortyfold train smoke\n\n", makefile, re.MULTILINE)
+    out = run(["fortyfold", "train", "smoke"], folder)
+    (top1,) = re.findall(r"^top-1 ([\d.]+) % \(1000 images\)$", out, re.MULTILINE)
+    assert float(top1) >= 95
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_work(page: Path, folder: Path) -> None:
+    for text in blocks(page, "toml"):
+        (folder / f"{page.stem.replace('recipes', 'phases')}.toml").write_text(text, encoding="utf-8")
+    for text in blocks(page, "sh"):
+        if text.strip() not in BY_CI | {"make demo"}:
+            run(["bash", "-euc", text], folder)
+    for text in blocks(page, "python"):
+        assert run([sys.executable, "-W", "error", "-c", text], folder)
+
+
+def test_contributing_names_targets_that_are_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in "".join(blocks(ROOT / "CONTRIBUTING.md", "sh")).splitlines():
+        assert line in BY_CI
+        assert f"\n{line.removeprefix('make ')}: $(INSTALLED)" in makefile
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readmes_tree_names_files_that_are_there() -> None:
+    tree = blocks(ROOT / "README.md", "")[-1]
+    known = {path.name for path in (ROOT / "src").rglob("*.py")}
+    assert set(re.findall(r"\b\w+\.py\b", tree)) <= known
