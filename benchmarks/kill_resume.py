@@ -44,17 +44,17 @@ def strike(command: list[str], run_dir: RunDir, rng: random.Random, inside_save:
         assert time.monotonic() < deadline, "it did not start"
         time.sleep(0.01)
     time.sleep(rng.uniform(0, MAX_DELAY_SECONDS))
-    while inside_save and process.poll() is None and not _is_saving(run_dir):
+    while inside_save and process.poll() is None and not _is_saving(run_dir, before + 1):
         pass
-    caught = _is_saving(run_dir)
+    caught = _is_saving(run_dir, before + 1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "it was over before it was struck"
     return f"after {len(read_steps(run_dir.steps()))} steps" + (", inside a save" if caught else "")
 
 
-def _is_saving(run_dir: RunDir) -> bool:
-    return any(run_dir.checkpoints.glob(".writing-*"))
+def _is_saving(run_dir: RunDir, attempt: int) -> bool:
+    return any(run_dir.checkpoints.glob(f".writing-*-{attempt:04d}"))
 
 
 def fingerprint(run_dir: RunDir) -> tuple[dict[str, str], list[int], list[int]]:

@@ -134,11 +134,18 @@ def read_newest(run_dir: RunDir) -> tuple[Snapshot | None, list[str]]:
 
 
 def prune(run_dir: RunDir, keep: int, best: str | None) -> None:
-    """Remove all but the newest `keep` and the best, and whatever a killed process left half done."""
+    """Remove all but the newest `keep` and the best."""
     for name in names(run_dir)[keep:]:
         if name != best:
             # Renamed first: a removal that is cut short must not leave something like a checkpoint.
             (run_dir.checkpoints / name).rename(run_dir.checkpoints / f"{_DOOMED}{name}")
+    sweep(run_dir)
+
+
+def sweep(run_dir: RunDir) -> None:
+    """Remove whatever a killed process left half written or half removed."""
+    if not run_dir.checkpoints.is_dir():
+        return
     for entry in run_dir.checkpoints.iterdir():
         if entry.name.startswith((_BESIDE, _DOOMED)):
             shutil.rmtree(entry, ignore_errors=True)

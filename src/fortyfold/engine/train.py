@@ -45,6 +45,7 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
         try:
             spec = build_spec(recipe, job.train_index, job.val_index, command)
             attempt = open_attempt(run_dir, spec, recipe)
+            checkpoint.sweep(run_dir)
             snapshot, passed_over = checkpoint.read_newest(run_dir)
             if snapshot is not None and job.is_finished(snapshot.progress):
                 return Outcome(True, snapshot.progress, already=True)
