@@ -230,6 +230,14 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tiny_data: Path, tmp_pat
     assert "holds thesis.tex but no run; choose an empty folder for --out" in err
 
 
+def test_a_model_that_does_not_fit_is_one_line(tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
+    command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run")
+    code, _, err = fortyfold(*command, "--model", "vit_tiny_patch16_224")
+    assert code == 2 and err.count("\n") == 1
+    assert "vit_tiny_patch16_224 cannot be trained with 32 images of 32 px a step: " in err
+    assert "Traceback" in events_of(tmp_path / "run", "failed")[0]["traceback"]
+
+
 def test_a_start_that_failed_does_not_bind_the_next(tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
     command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", "--epochs", 1)
     code, _, err = fortyfold(*command, "--model", "test_resnat")
@@ -392,6 +400,8 @@ def test_without_evaluation_no_validation_images_are_needed(
     assert code == 2 and "has no val/ or validation/" in err
     code, out, _ = fortyfold(*command, "--set", "evaluate.every_epochs=0")
     assert code == 0 and "top-1" not in out
+    code, _, err = fortyfold("evaluate", tmp_path / "run")
+    assert code == 2 and "trained without validation images; give --data DIR" in err
 
 
 def test_the_best_checkpoint_is_kept_and_can_be_evaluated(calm: RunDir, fortyfold: Fortyfold) -> None:

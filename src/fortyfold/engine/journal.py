@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -85,7 +86,8 @@ class Journal:
             yield
         except Exception as error:
             with suppress(OSError):  # a full disk must not hide why
-                self.event("failed", self.steps_done, message=f"{type(error).__name__}: {error}")
+                message, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+                self.event("failed", self.steps_done, message=message, traceback=trace)
             raise
 
     def reset_loss(self, loss_sum: float = 0.0, images: int = 0) -> None:

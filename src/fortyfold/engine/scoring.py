@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,7 +52,7 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
     except checkpoint.Damaged as error:
         raise UserError(f"the checkpoint {path} cannot be used: {error}") from None
     classes = tuple(spec["data"]["classes"])
-    index = with_classes(open_folder(_eval_folder(data or Path(recipe.data.root))), classes)
+    index = with_classes(open_folder(_eval_folder(data or _own_data(spec))), classes)
     device = choose_device()
     model = build_model(recipe.model, len(classes))
     model.load_state_dict(snapshot.model)
@@ -74,6 +75,13 @@ def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
     if snapshot.progress.best_checkpoint is None:
         raise UserError(f"{target} has no best checkpoint: nothing was evaluated, or checkpoint.best is off")
     return run_dir, run_dir.checkpoints / snapshot.progress.best_checkpoint
+
+
+def _own_data(spec: dict[str, Any]) -> Path:
+    """Where the run's own validation images were; their path in run.json is absolute."""
+    if spec["data"]["val"] is None:
+        raise UserError("the run was trained without validation images; give --data DIR")
+    return Path(spec["data"]["val"]["folder"])
 
 
 def _eval_folder(root: Path) -> Path:

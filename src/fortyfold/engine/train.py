@@ -60,12 +60,17 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
 def _train(t: Training) -> Outcome:
     data, loader = t.job.recipe.data, t.job.loader(t.job.train_index)
     batches = loader.train_batches(t.job.timeline, t.job.recipe.seed, data.tail, data.flip, t.progress.step)
+    first_step = t.progress.step
     with closing(t.saver), closing(batches):
         try:
             run_steps(t, batches)
             return _wind_up(t)
         except NotFinite as error:
             raise _not_finite(t, error) from None
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if t.progress.step > first_step or isinstance(error, UserError | RunFailed):
+                raise
+            raise _unfit(t, error) from error
 
 
 def run_steps(t: Training, batches: Iterator[Batch]) -> None:
@@ -206,6 +211,16 @@ def _wind_up(t: Training) -> Outcome:
     t.journal.event("stopped", t.progress.step, **why)
     write_json(t.job.run_dir.stopped, {**why, "step": t.progress.step, "time": time.time()})
     return Outcome(False, t.progress, t.stop.reason)
+
+
+def _unfit(t: Training, error: Exception) -> UserError:
+    """Why not even one step could be taken: nearly always a model that does not fit the images or the batch."""
+    stretch, name = t.job.timeline.at(t.progress.step).stretch, t.job.recipe.model.name
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return UserError(
+        f"{name} cannot be trained with {stretch.global_batch} images of {stretch.px} px a step: {reason}; "
+        f"the traceback is in {t.job.run_dir.events()}"
+    )
 
 
 def _not_finite(t: Training, error: NotFinite) -> RunFailed:

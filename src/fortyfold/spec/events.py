@@ -10,7 +10,7 @@ Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
     quarantined  sample, path, reason: an unreadable training image
     diverged     loss, samples: the step whose loss was not finite, and what it was trained on
     stopped      reason, signal
-    failed       message
+    failed       message, traceback
     finished     elapsed_seconds
 """
 

@@ -162,7 +162,7 @@ class Log(Section):
 
 
 class Recipe(Section):
-    name: str = ""
+    name: Annotated[str, Field(pattern=r"^[^/.][^/]*$")] = "unnamed"
     """Names the run's default folder, runs/NAME; default: the recipe file's name."""
     epochs: Count | None = None
     """How often every image is seen; a recipe with phases gives epochs there instead."""
