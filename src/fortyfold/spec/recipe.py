@@ -46,7 +46,7 @@ class DemoData(Section):
     """How many images in all; one in six is for validation."""
     px: Pixels = 96
     """Side of an image."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The same seed gives the same bytes."""
 
 
@@ -174,7 +174,7 @@ class Recipe(Section):
     """Images a step on each rank, instead of global_batch."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
     """Smallest share of an image's area that a random crop takes."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes the first weights, the order of the images and every random choice about them."""
     model: Model
     data: Data
