@@ -67,7 +67,7 @@ def build(folder: Path, name: str, model: str, px: int, global_batch: int) -> tu
     changes = {
         "data.root": str(folder / "data"), "model.name": model, "px": px, "global_batch": global_batch,
         "epochs": 100_000, "evaluate.every_epochs": 0,
-        "checkpoint.every_minutes": None, "checkpoint.every_epochs": None,
+        "checkpoint.every_minutes": 0, "checkpoint.every_epochs": 0,
     }  # fmt: skip
     run_dir = RunDir(folder / name)
     run_dir.path.mkdir()

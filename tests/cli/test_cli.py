@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import fortyfold as package
+from fortyfold.cli.bars import bar
+from fortyfold.engine.stop import StopFlag
 from fortyfold.spec.recipe_file import built_in_names
 
 Fortyfold = Callable[..., tuple[int, str, str]]
@@ -98,6 +101,10 @@ def test_data_demo_and_index(tmp_path: Path, fortyfold: Fortyfold) -> None:
         ("train tiny --data nowhere", "no data folder nowhere; give --data DIR, or make one: fortyfold data demo"),
         ("train tiny --set data.root=nowhere", "no data folder nowhere"),
         ("train tiny --set optim.lrr=1", "--set optim.lrr: unknown key optim.lrr; did you mean optim.lr?"),
+        ("train tiny --epochs 0", "--epochs: epochs: should be greater than or equal to 1, got 0"),
+        ("train tiny --set data.std=[0,1,1]", "data.std.0: should be greater than 0"),
+        (f"train {'x' * 300}", "File name too long"),
+        ("data demo x --workers -1", "Invalid value for '--workers'"),
         ("trian tiny", "Did you mean 'train'?"),
         ("data demo x --px wide", "--px wide: give a side from 16 to 8192"),
         ("data demo x --px 9000", "--px 9000: give a side from 16 to 8192"),
@@ -118,6 +125,44 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert line in err
     assert err.startswith("fortyfold: ") and err.count("\n") == 1 and err.endswith("\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_damaged_run_does_not_hide_the_others(finished_run: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
+    for name in ("good", "bad"):
+        shutil.copytree(finished_run, tmp_path / name)
+    (tmp_path / "bad" / "steps-00000.bin").write_bytes(b"something else entirely")
+    code, out, _ = fortyfold("runs", tmp_path)
+    assert code == 0
+    assert "bad   unreadable: " in out and "good  finished" in out
+
+
+def test_a_file_in_place_of_a_folder_is_one_line(tmp_path: Path, tiny_data: Path, fortyfold: Fortyfold) -> None:
+    (tmp_path / "file").touch()
+    train = ["train", "tiny", "--data", tiny_data, "--out", tmp_path / "file"]
+    for command in (train, ["data", "demo", tmp_path / "file"]):
+        code, _, err = fortyfold(*command)
+        assert code == 2 and err.startswith("fortyfold: ") and err.count("\n") == 1
+
+
+def test_stopping_while_data_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fortyfold: Fortyfold) -> None:
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(StopFlag, "requested", True)
+        code, out, _ = fortyfold("train", "tiny")
+    assert code == 75
+    assert "stopped before training began; the same command goes on" in out
+    assert fortyfold("train", "tiny", "--epochs", 1)[0] == 0
+
+
+def test_naming_demo_keys_keeps_the_demo(fortyfold: Fortyfold) -> None:
+    out = fortyfold("recipes", "show", "tiny", "--set", "data.root=mine", "--set", "data.demo.px=64")[1]
+    assert tomllib.loads(out)["data"]["demo"]["px"] == 64
+
+
+def test_a_bars_title_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with bar("in a{b}[red]") as report:
+        report(1, 2)
 
 
 def test_no_arguments_print_the_help(fortyfold: Fortyfold) -> None:

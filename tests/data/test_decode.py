@@ -58,6 +58,7 @@ def test_whatever_is_an_image_becomes_rgb(blob: bytes) -> None:
     [
         (b"", "the file is empty"),
         (b"hello", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 48\n%%EndComments\n", "not an image"),
         (encoded(pixels(64, 48))[:1000], "truncated"),
         (with_size(encoded(pixels(64, 48)), 9000, 9000), "9000 × 9000 pixels are more than the limit"),
         (with_size(encoded(pixels(64, 48)), 65000, 65000), "DecompressionBomb"),

@@ -125,6 +125,27 @@ def test_validation_takes_the_training_sets_labels(tmp_path: Path) -> None:
         with_classes(other, train.classes)
 
 
+def test_numbers_are_no_positions_when_the_classes_are_numbers_themselves(tmp_path: Path) -> None:
+    train = open_folder(make_tree(tmp_path / "t", [f"{label}/1.jpg" for label in (1, 2, 3)]))
+    shifted = open_folder(make_tree(tmp_path / "v", [f"{label}/1.jpg" for label in (0, 1, 2)]))
+    with pytest.raises(UserError, match="has the class '0', which the training set lacks"):
+        with_classes(shifted, train.classes)
+
+
+def test_a_class_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_tree(tmp_path, ["a/1.jpg", "b/1.jpg"])
+    scandir: Callable[..., object] = os.scandir
+
+    def refusing(path: str) -> object:
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UserError, match=r"cannot read .*/b: Permission denied"):
+        open_folder(root)
+
+
 @pytest.mark.parametrize(
     ("files", "line"),
     [

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -80,9 +81,10 @@ def test_evaluation_sees_every_image_once_in_order(index: Index) -> None:
 def test_leaving_early_ends_the_threads(index: Index) -> None:
     stream = batches(index, 4)
     next(stream)
-    before = psutil.Process().num_threads()
+    loaders = [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
+    assert len(loaders) == 4
     stream.close()  # type: ignore[attr-defined]
-    assert psutil.Process().num_threads() <= before - 4
+    assert not any(thread.is_alive() for thread in loaders)
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +123,15 @@ def test_a_substitute_depends_on_neither_threads_nor_batch(damaged: Index) -> No
         images.append({int(s): image.tobytes() for b in epoch for s, image in zip(b.ids, b.images_nhwc, strict=True)})
     assert all(one == other for one, other in pairwise(images))
     assert len(images[0]) == 300
+
+
+def test_a_fault_of_the_disk_is_not_a_bad_image(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> bytes:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        next(batches(index, 2))
 
 
 def test_a_file_that_vanishes_is_a_bad_image(tmp_path: Path) -> None:

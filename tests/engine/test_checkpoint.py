@@ -105,8 +105,7 @@ def test_one_flipped_byte_anywhere_is_found_and_the_previous_one_used(
     finally:
         path.write_bytes(whole)
     assert snapshot is not None and snapshot.progress.step == 1
-    assert len(passed_over) == 1
-    assert passed_over[0].startswith(f"{newest}: ")
+    assert list(passed_over) == [newest]
 
 
 @given(st.sampled_from([MODEL, TRAINING, MANIFEST]), st.integers(0, 10**9))
@@ -134,11 +133,24 @@ def test_a_missing_file_is_named(pair: RunDir, tmp_path: Path, file: str) -> Non
 
 def test_with_no_whole_one_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    assert checkpoint.read_newest(run_dir) == (None, [])
+    assert checkpoint.read_newest(run_dir) == (None, {})
     run_dir.checkpoint(7, 1).mkdir(parents=True)
     snapshot, passed_over = checkpoint.read_newest(run_dir)
     assert snapshot is None
-    assert passed_over == ["step-000000007-0001: it has no manifest.json"]
+    assert passed_over == {"step-000000007-0001": "it has no manifest.json"}
+
+
+def test_only_names_of_checkpoints_count_and_by_their_numbers(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for name in (
+        "step-000000008-0001",
+        "step-000000008-0001.bak",
+        "step-old",
+        "step-1000000000-0001",
+        "step-000000008-10000",
+    ):
+        (run_dir.checkpoints / name).mkdir(parents=True)
+    assert checkpoint.names(run_dir) == ["step-1000000000-0001", "step-000000008-10000", "step-000000008-0001"]
 
 
 def test_another_format_is_passed_over(pair: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from images import encoded, malformed, pixels
 import fortyfold.engine.evaluate as evaluation
 import fortyfold.engine.train as engine
 from fortyfold.engine import checkpoint, step
+from fortyfold.engine.journal import Journal
 from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
@@ -176,6 +177,57 @@ def test_damaged_checkpoints_are_named_and_passed_over(
     assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
 
 
+def test_damaged_checkpoints_do_not_crowd_out_new_ones(
+    calm: RunDir, tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the oldest are damaged; a run that goes on from there keeps what it saves."""
+    run_dir = RunDir(tmp_path / "run")
+    shutil.copytree(calm.path, run_dir.path)
+    *damaged, whole = checkpoint.names(run_dir)
+    for name in damaged:
+        os.truncate(run_dir.checkpoints / name / "model.safetensors", 10)
+    command = ("train", "tiny", "--data", tiny_data, "--out", run_dir.path)
+    with monkeypatch.context() as patch:
+        stop_after(1, signal.SIGTERM, patch)
+        assert fortyfold(*command)[0] == 75
+    assert checkpoint.names(run_dir) == ["step-000000010-0002", whole]
+    assert len(list(run_dir.checkpoints.glob("damaged-step-*"))) == len(damaged)
+    assert fortyfold(*command)[0] == 0
+    assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
+
+
+def test_a_run_killed_before_its_last_word_is_finished_all_the_same(
+    calm: RunDir, tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold
+) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    shutil.copytree(calm.path, run_dir.path)
+    lines = run_dir.events().read_bytes().splitlines(keepends=True)
+    run_dir.events().write_bytes(b"".join(lines[:-1]))
+    assert "killed" in fortyfold("runs", run_dir.path)[1]
+    spec = run_dir.spec.read_bytes()
+    for _ in range(2):
+        assert fortyfold("train", "tiny", "--data", tiny_data, "--out", run_dir.path)[0] == 0
+    assert "finished" in fortyfold("runs", run_dir.path)[1]
+    assert len(events_of(run_dir.path, "finished")) == 1
+    assert run_dir.spec.read_bytes() == spec
+
+
+def test_waiting_for_data_is_not_waiting_for_the_device(
+    tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = Journal.flush
+
+    def slow(journal: Journal, *, durable: bool = False) -> None:
+        time.sleep(0.3)
+        flush(journal, durable=durable)
+
+    monkeypatch.setattr(Journal, "flush", slow)
+    monkeypatch.setattr("fortyfold.engine.journal.FLUSH_SECONDS", 0.0)
+    assert fortyfold("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", "--epochs", 1)[0] == 0
+    records = read_steps(RunDir(tmp_path / "run").steps())
+    assert np.median(records["data_wait_seconds"][2:]) < 0.15
+
+
 def test_another_recipe_or_other_data_is_refused_by_name(
     calm: RunDir, tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold
 ) -> None:
@@ -234,8 +286,14 @@ def test_a_model_that_does_not_fit_is_one_line(tiny_data: Path, tmp_path: Path, 
     command = ("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run")
     code, _, err = fortyfold(*command, "--model", "vit_tiny_patch16_224")
     assert code == 2 and err.count("\n") == 1
-    assert "vit_tiny_patch16_224 cannot be trained with 32 images of 32 px a step: " in err
-    assert "Traceback" in events_of(tmp_path / "run", "failed")[0]["traceback"]
+    assert "the model cannot take images of 32 px: " in err
+    vit = ("--set", "model.name=vit_tiny_patch16_224", "--set", "model.arguments.img_size=32")
+    code, _, err = fortyfold(*command, *vit, "--set", "evaluate.px=64")
+    assert code == 2 and "the model cannot take images of 64 px: " in err
+    code, _, err = fortyfold(*command, "--set", "global_batch=1")
+    assert code == 2 and err.count("\n") == 1
+    assert "test_resnet cannot be trained with 1 images of 32 px a step: Expected more than 1 value" in err
+    assert "Traceback" in events_of(tmp_path / "run", "failed")[-1]["traceback"]
 
 
 def test_a_start_that_failed_does_not_bind_the_next(tiny_data: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
@@ -350,6 +408,11 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_intact(
     assert "cannot save step-" in err and "No space left on device" in err
     assert "step-000000003-0001 is intact and the same command goes on from it" in err
     assert fortyfold("evaluate", small_disk / "run")[0] == 0
+    with pytest.raises(OSError, match="No space"), (small_disk / "rest").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    code, _, err = fortyfold("train", "tiny", "--data", tiny_data, "--out", small_disk / "another")
+    assert code == 1 and err.count("\n") == 1 and "No space left on device" in err
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
     code, out, _ = fortyfold(*command)
     assert code == 0

@@ -1,5 +1,6 @@
 """Records, events and the lock: what a live, torn or crashed run leaves to its readers."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_an_event_reader_follows(tmp_path: Path) -> None:
     assert reader.poll() == []
     path.write_bytes(b'{"kind":"a"}\n{"kind"')
     assert [event["kind"] for event in reader.poll()] == ["a"]
-    append(path, b':"b"}\nnot json\n[1]\n')
+    append(path, b':"b"}\nnot json\n[1]\n{}\n')
     assert [event["kind"] for event in reader.poll()] == ["b"]
 
 
@@ -141,7 +142,35 @@ def test_a_reader_that_looks_does_not_keep_a_trainer_out(tmp_path: Path) -> None
             pass
 
 
+def test_a_folder_moved_away_while_waiting_for_its_lock_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    flock, calls = fcntl.flock, [0]
+
+    def moving(descriptor: int, how: int) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            run_dir.path.rename(tmp_path / "aside")
+        flock(descriptor, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", moving)
+        holding = run_dir.hold()
+        holding.__enter__()
+    assert run_dir.is_locked()
+    assert not RunDir(tmp_path / "aside").is_locked()
+    holding.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": 1}', "null", "{"])
+def test_a_damaged_run_json_is_a_users_error(tmp_path: Path, content: str) -> None:
+    RunDir(tmp_path).spec.write_text(content)
+    with pytest.raises(UserError, match=r"run\.json"):
+        RunDir(tmp_path).read_spec()
+
+
 def test_an_unwritable_place_is_a_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot write to the run directory"), RunDir(tmp_path / "file" / "run").hold():
+    with pytest.raises(UserError, match="cannot lock the run directory"), RunDir(tmp_path / "file" / "run").hold():
         pass

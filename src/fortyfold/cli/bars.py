@@ -13,10 +13,27 @@ Report = Callable[[int, int], None]  # how many are done, of how many
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Report]:
-    """A function to call with (done, total); shows nothing for work that is over at once."""
+def bar(title: str, check: Callable[[], None] | None = None) -> Iterator[Report]:
+    """A function to call with (done, total). Each call also calls `check`, which may raise to stop the work."""
+    with _shown(title) as show:
+
+        def report(done: int, total: int) -> None:
+            show(done, total)
+            if check is not None:
+                check()
+
+        yield report
+
+
+@contextmanager
+def _shown(title: str) -> Iterator[Report]:
     if sys.stdout.isatty():
-        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, transient=True) as progress:
             task = progress.add_task(title, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ def demo(
     images: Annotated[int, typer.Option(help="How many images in all; one in six is for validation.")] = 6000,
     px: Annotated[str, typer.Option(help="Side of an image, or WIDTHxHEIGHT.")] = "96",
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes that make images; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that make images; 0: one a core.")] = 0,
 ) -> None:
     """Make the embedded data set: procedural JPEGs in train/ and val/, a folder a class."""
     width, height = _parse_px(px)
@@ -46,13 +47,16 @@ def index(
         print(f"{split:<5} {len(found)} images, {len(found.classes)} classes, {place} ({seconds:.1f} s)")
 
 
-def make_demo_data(folder: Path, classes: int, images: int, width: int, height: int, seed: int, workers: int) -> None:
-    """Make it unless it is there, and say which."""
+def make_demo_data(
+    folder: Path, classes: int, images: int, width: int, height: int, seed: int,
+    workers: int = 0, check: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Make it unless it is there, and say which. `check` is called now and then and may raise to stop."""
     from fortyfold.data.demo import DemoSpec, make_demo
 
     spec = DemoSpec(classes, images, width, height, seed)
     started = time.perf_counter()
-    with bar("making demo images") as report:
+    with bar("making demo images", check) as report:
         made = make_demo(folder, spec, workers, report)
     counts = ", ".join(f"{count} {split}" for split, count in spec.splits().items())
     how = f"made in {time.perf_counter() - started:.1f} s" if made else "already there"

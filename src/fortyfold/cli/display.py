@@ -81,10 +81,10 @@ class Display:
     def _follow(self) -> None:
         if not sys.stdout.isatty():
             return self._loop(lambda text: print(text, flush=True), self._print_lines)
-        columns = [TextColumn("{task.fields[" + name + "]}") for name in self._view.fields()]
+        columns = [TextColumn("{task.fields[" + name + "]}", markup=False) for name in self._view.fields()]
         with Progress(columns[0], BarColumn(), *columns[1:], transient=True) as progress:
             task = progress.add_task("training", total=None, **self._view.fields())
-            say: Callable[[str], Any] = lambda text: progress.console.print(text, highlight=False)  # noqa: E731
+            say: Callable[[str], Any] = lambda text: progress.console.print(text, highlight=False, markup=False)  # noqa: E731
             return self._loop(say, lambda records: self._move_bar(progress, task))
 
     def _loop(self, say: Callable[[str], Any], show_steps: Callable[[Records], None]) -> None:
@@ -125,7 +125,7 @@ def describe(event: Event, num_epochs: int) -> str | None:
                 f"{event['num_epochs']} epochs, {event['num_steps']} steps"
             )
         case "resumed":
-            skipped = "".join(f"passed over {line}\n" for line in event["passed_over"])
+            skipped = "".join(f"passed over {name}: {why}\n" for name, why in event["passed_over"].items())
             return f"{skipped}going on from {event['checkpoint'] or 'the start'} (step {event['step']})"
         case "evaluated":
             left_out = f", {len(event['unreadable'])} unreadable left out" if event["unreadable"] else ""

@@ -14,7 +14,7 @@ import typer
 from fortyfold.cli import data, evaluate, recipes, runs, train, version
 from fortyfold.spec.errors import RunFailed, UserError
 
-BAD_INPUT, FAILURE = 2, 1
+BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 
 # The parser's own errors. (Their class is not exported; it is the one above BadParameter's usage error.)
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -38,7 +38,8 @@ app.command()(version.version)
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; gives the exit code. A user's mistake is one line on stderr."""
     try:
-        return int(app(list(arguments) or ["--help"], prog_name="fortyfold", standalone_mode=False) or 0)
+        code = int(app(list(arguments) or ["--help"], prog_name="fortyfold", standalone_mode=False) or 0)
+        return _complain("interrupted", code) if code == INTERRUPTED else code
     except UserError as error:
         return _complain(str(error), BAD_INPUT)
     except RunFailed as error:
@@ -50,10 +51,12 @@ def run(arguments: Sequence[str]) -> int:
             return BAD_INPUT
         return _complain(f"{message.rstrip('.')} (see {_help_for(error)})", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", 130)
+        return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone; so is the need for it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
+    except OSError as error:
+        return _complain(f"{error.filename or 'cannot go on'}: {error.strerror or error}", BAD_INPUT)
 
 
 def main() -> None:

@@ -19,11 +19,14 @@ SetOption = Annotated[
     ),
 ]
 
+SHORT_FORMS = {"data.root": "--data", "model.name": "--model", "epochs": "--epochs", "optim.lr": "--lr"}
+
 
 def resolve(recipe: str, assignments: list[str] | None, short_forms: dict[str, Any]) -> Recipe:
     """The recipe with --set and the short forms (dotted key → value or None) applied; short forms win."""
     changes = parse_changes(assignments or [])
-    changes |= {key: value for key, value in short_forms.items() if value is not None}
-    if "data.root" in changes:
-        changes.setdefault("data.demo", None)  # a folder that was named and is not there is a mistake
-    return load_recipe(recipe, changes)
+    given = {key: value for key, value in short_forms.items() if value is not None}
+    changes |= given
+    if "data.root" in changes and not any(key.startswith("data.demo") for key in changes):
+        changes["data.demo"] = None  # a folder that was named and is not there is a mistake
+    return load_recipe(recipe, changes, {key: SHORT_FORMS[key] for key in given})

@@ -22,7 +22,12 @@ def runs(
     own = RunDir(folder)
     found = [own] if own.exists else [RunDir(path) for path in sorted(folder.iterdir())]
     rows = [HEAD]
-    for view in (overview(run_dir) for run_dir in found if run_dir.exists):
+    for run_dir in (run_dir for run_dir in found if run_dir.exists):
+        try:
+            view = overview(run_dir)
+        except (OSError, LookupError, TypeError, ValueError) as error:  # one damaged run must not hide the others
+            rows.append((run_dir.path.name, f"unreadable: {error}", "-", "-", "-"))
+            continue
         speed = f"{view.images_per_second:.0f}" if view.images_per_second else "-"
         top1 = f"{view.top1:.1f} % ({view.num_images} images)" if view.top1 is not None else "-"
         rows.append((view.name, view.state, f"{view.epoch}/{view.num_epochs}", speed, top1))

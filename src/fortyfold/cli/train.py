@@ -12,6 +12,7 @@ from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
+    from fortyfold.engine.stop import StopFlag
     from fortyfold.engine.train import Outcome
 
 STOPPED = 75
@@ -37,7 +38,9 @@ def train(
     stop = StopFlag().listen()  # before anything takes long
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
     run_dir = RunDir(out or Path("runs") / chosen.name)
-    _prepare_data(chosen)
+    if not _prepare_data(chosen, stop):
+        print("stopped before training began; the same command goes on")
+        return STOPPED
     if fresh and (aside := set_aside(run_dir)):
         print(f"the run that was here is now {aside}")
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
@@ -50,17 +53,29 @@ def train(
     return _tell(run_dir, outcome)
 
 
-def _prepare_data(recipe: Recipe) -> None:
-    """Make the demo data if the recipe wants it, and scan the folders, both with a bar."""
+class _Stop(Exception):
+    """Asked to stop while the data was being prepared."""
+
+
+def _prepare_data(recipe: Recipe, stop: "StopFlag") -> bool:
+    """Make the demo data if the recipe wants it, and scan the folders, both with a bar; False when stopped."""
     from fortyfold.cli.bars import bar
     from fortyfold.cli.data import make_demo_data
     from fortyfold.data.index import open_split
 
+    def check() -> None:
+        if stop.requested:
+            raise _Stop
+
     root, demo = Path(recipe.data.root), recipe.data.demo
-    if demo is not None and (not root.exists() or (root / "demo.json").exists()):
-        make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, 0)
-    with bar(f"indexing {root}") as report:
-        open_split(root, "train", progress=report)
+    try:
+        if demo is not None and (not root.exists() or (root / "demo.json").exists()):
+            make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, check=check)
+        with bar(f"indexing {root}", check) as report:
+            open_split(root, "train", progress=report)
+    except _Stop:
+        return False
+    return True
 
 
 def _tell(run_dir: RunDir, outcome: "Outcome") -> int:
@@ -70,7 +85,8 @@ def _tell(run_dir: RunDir, outcome: "Outcome") -> int:
 
     progress = outcome.progress
     if not outcome.finished:
-        print(f"stopped ({outcome.reason}) after step {progress.step}, saved; the same command goes on from there")
+        saved = ", saved; the same command goes on from there" if progress.step else "; the same command starts again"
+        print(f"stopped ({outcome.reason}) after step {progress.step}{saved}")
         return STOPPED
     view = overview(run_dir)
     if outcome.already:

@@ -14,6 +14,8 @@ from PIL import Image
 
 NAME = f"pillow {PIL.__version__}"
 MAX_PIXELS = 64_000_000
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # no EPS: Pillow would start Ghostscript
+Image.init()  # now, since it is not safe in several threads at once
 
 # What Pillow has to say about odd metadata helps nobody in a terminal; a header that claims an absurd size
 # is a bad image like any other.
@@ -49,7 +51,7 @@ def _opened(blob: bytes) -> Image.Image:
     if not blob:
         raise BadImage("the file is empty")
     try:
-        image = Image.open(io.BytesIO(blob))
+        image = Image.open(io.BytesIO(blob), formats=FORMATS)
     except Exception as error:
         raise BadImage(_describe(error)) from None
     if image.width * image.height > MAX_PIXELS:

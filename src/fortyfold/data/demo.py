@@ -5,11 +5,14 @@ random, so that single pixels tell little (a linear classifier fails) and a smal
 it in minutes. Every image is made from its own seed: processes may share the work in any way.
 """
 
+import fcntl
 import json
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ MAX_CLASSES = len(SHAPES) * len(FILLS) * len(BACKGROUNDS) * len(GRAINS)
 VAL_SHARE = 6  # one image in six
 QUALITY = 90
 _NOISE = 26.0  # grey levels; gives ImageNet's about 110 KB at 500 × 375
-_MANIFEST = "demo.json"
+_MANIFEST, _LOCK = "demo.json", ".demo-lock"
 _POOL_FROM = 500  # fewer images are made faster than processes are started
 
 
@@ -60,18 +63,20 @@ def make_demo(
     root: Path, spec: DemoSpec, num_workers: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> bool:
     """Make the data set in `root`; False if it is there already. A half-made one is made again."""
+    _check_numbers(spec)
     wanted = {**asdict(spec), "complete": True}
-    found = _read_manifest(root)
-    if found == wanted:
-        return False
-    _check_target(root, spec, found)
     try:
-        for label in range(spec.classes):
-            for split in spec.splits():
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of two makers the second waits, and finds it made
+            if (found := _read_manifest(root)) == wanted:
+                return False
+            _check_target(root, wanted, found)
+            write_json(root / _MANIFEST, {**wanted, "complete": False})
+            for label, split in product(range(spec.classes), spec.splits()):
                 (root / split / class_name(label)).mkdir(parents=True, exist_ok=True)
-        write_json(root / _MANIFEST, {**wanted, "complete": False})
-        _make_images(root, spec, num_workers or available_cores(), progress or (lambda done, total: None))
-        write_json(root / _MANIFEST, wanted)
+            _make_images(root, spec, num_workers or available_cores(), progress or (lambda done, total: None))
+            write_json(root / _MANIFEST, wanted)
     except OSError as error:
         raise UserError(f"cannot write the demo data to {root}: {error.strerror}") from None
     return True
@@ -187,9 +192,17 @@ def _run(root: Path, spec: DemoSpec, jobs: list[tuple[str, int]], num_workers: i
             yield _make_block(root, spec, split, start)
         return
     # spawn: the caller may have threads, and a forked copy of them may hang.
-    with ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(num_workers, context, initializer=_leave_interrupts_to_the_parent)
+    try:
         splits, starts = zip(*jobs, strict=True)
         yield from pool.map(_make_block, [root] * len(jobs), [spec] * len(jobs), splits, starts)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _make_block(root: Path, spec: DemoSpec, split: str, start: int) -> int:
@@ -197,7 +210,9 @@ def _make_block(root: Path, spec: DemoSpec, split: str, start: int) -> int:
     for number in range(start, stop):
         label = number % spec.classes
         path = root / split / class_name(label) / f"{split}-{number:07d}.jpg"
-        render(spec, label, split, number).save(path, "JPEG", quality=QUALITY)
+        beside = path.with_suffix(".part")  # a reader, or a kill, never sees half an image
+        render(spec, label, split, number).save(beside, "JPEG", quality=QUALITY)
+        beside.replace(path)
     return stop - start
 
 
@@ -209,12 +224,16 @@ def _read_manifest(root: Path) -> dict[str, object] | None:
     return manifest
 
 
-def _check_target(root: Path, spec: DemoSpec, found: dict[str, object] | None) -> None:
+def _check_numbers(spec: DemoSpec) -> None:
     if not 2 <= spec.classes <= MAX_CLASSES:
         raise UserError(f"--classes {spec.classes}: there are 2 to {MAX_CLASSES} kinds of demo images")
     if spec.images // VAL_SHARE < spec.classes:
         raise UserError(f"--images {spec.images}: {spec.classes} classes need at least {spec.classes * VAL_SHARE}")
-    if found == {**asdict(spec), "complete": False} or not root.exists() or not any(root.iterdir()):
+
+
+def _check_target(root: Path, wanted: dict[str, object], found: dict[str, object] | None) -> None:
+    """Write only into an empty folder, or one where the same work was begun."""
+    if found == {**wanted, "complete": False} or all(entry.name == _LOCK for entry in root.iterdir()):
         return
     what = "other demo data" if found else "files"
     raise UserError(f"{root} already has {what} in it; choose another folder, or remove it first")

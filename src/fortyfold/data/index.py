@@ -93,12 +93,18 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
     known = {name: label for label, name in enumerate(classes)}
     if set(index.classes) <= known.keys():
         new_labels = [known[name] for name in index.classes]
-    elif all(name.isdecimal() and int(name) < len(classes) for name in index.classes):
+    elif _are_positions(index.classes, classes):
         new_labels = [int(name) for name in index.classes]
     else:
         name = next(name for name in index.classes if name not in known)
         raise UserError(f"{index.folder} has the class {name!r}, which the training set lacks{nearest(name, known)}")
     return replace(index, classes=classes, labels=np.array(new_labels, np.int32)[index.labels])
+
+
+def _are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:
+    """Whether the class folders `names` count the training set's classes (whose own names are no numbers)."""
+    in_range = all(name.isdecimal() and int(name) < len(classes) for name in names)
+    return in_range and not any(name.isdecimal() for name in classes)
 
 
 def _scan(folder: Path, progress: ScanProgress) -> Index:
@@ -133,14 +139,16 @@ def _class_names(folder: Path) -> tuple[str, ...]:
         what = "images but no class folders; sort them into a folder a class" if flat else "no class folders"
         raise UserError(f"{folder} has {what}")
     numeric = all(name.isdecimal() for name in names)
-    return tuple(sorted(names, key=int) if numeric else sorted(names))
+    return tuple(sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names))
 
 
 def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
     found: list[str] = []
     mtimes: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()  # a link back to a parent would never end
-    walk: Iterator[tuple[str, list[str], list[str]]] = os.walk(folder / name, followlinks=True)
+    walk: Iterator[tuple[str, list[str], list[str]]] = os.walk(
+        folder / name, onerror=_refuse_unreadable, followlinks=True
+    )
     for parent, children, files in walk:
         status = os.stat(parent)  # noqa: PTH116
         if (status.st_dev, status.st_ino) in seen:
@@ -152,6 +160,10 @@ def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
         found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
     found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
     return found, mtimes
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise UserError(f"cannot read {error.filename}: {error.strerror}")
 
 
 def cache_folder() -> Path:

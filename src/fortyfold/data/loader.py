@@ -25,6 +25,10 @@ from fortyfold.spec.timeline import Timeline
 
 _SUBSTITUTES = 8  # other images tried in place of an unreadable one
 
+# A file that is not there or not ours to read is a bad image. Any other fault of the disk may pass, and
+# leaving the image out would change the weights: that ends the run, which goes on from its checkpoint.
+BAD = (BadImage, FileNotFoundError, PermissionError, IsADirectoryError)
+
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 
 
@@ -107,14 +111,14 @@ class Loader:
         for row in range(piece.start, piece.stop):
             try:
                 blobs[row], sizes[row - piece.start] = self._open(int(request.ids[row]))
-            except (BadImage, OSError) as error:
+            except BAD as error:
                 self._substitute(batch, request, row, str(error))
         boxes = request.crops(request.ids[piece], sizes)
         for row, blob in blobs.items():
             try:
                 box = boxes[row - piece.start]
                 batch.images_nhwc[row] = decode_crop(blob, box, request.px, bool(request.flips[row]))
-            except BadImage as error:
+            except BAD as error:
                 self._substitute(batch, request, row, str(error))
 
     def _open(self, sample: int) -> tuple[bytes, tuple[int, int]]:
@@ -131,7 +135,7 @@ class Loader:
                 box = request.crops(request.ids[row : row + 1], np.array([size]))[0]
                 batch.images_nhwc[row] = decode_crop(blob, box, request.px, bool(request.flips[row]))
                 return
-            except (BadImage, OSError):
+            except BAD:
                 continue
 
 

@@ -51,17 +51,19 @@ def build_spec(recipe: Recipe, train: Index, val: Index | None, command: Sequenc
     }
 
 
-def open_attempt(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> int:
-    """Write run.json, or check it against what is there; gives the attempt's number. The run must be held.
+def check_run(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> None:
+    """Refuse a folder that holds something else, or a run that `spec` would not go on with.
 
     A run that never took a step (a misspelt model, say) binds nobody.
     """
-    if run_dir.exists and len(StepReader(run_dir.steps()).poll()):
-        before = run_dir.read_spec()
-        refuse_other_run(run_dir, before, spec, recipe)
-        spec = {**spec, "created": before["created"]}
-    elif not run_dir.exists:
+    if not run_dir.exists:
         _refuse_foreign_folder(run_dir)
+    elif len(StepReader(run_dir.steps()).poll()):
+        refuse_other_run(run_dir, run_dir.read_spec(), spec, recipe)
+
+
+def open_attempt(run_dir: RunDir, spec: dict[str, Any]) -> int:
+    """Write run.json; gives the attempt's number. The run must be held, and checked."""
     write_json(run_dir.spec, spec)
     run_dir.stopped.unlink(missing_ok=True)
     return last_attempt(read_events(run_dir.events())) + 1
@@ -101,10 +103,11 @@ def set_aside(run_dir: RunDir) -> Path | None:
     if not run_dir.exists:
         return None
     with run_dir.hold():
-        aside = run_dir.path.with_name(f"{run_dir.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        here = run_dir.path.resolve()
+        aside = here.with_name(f"{here.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         if aside.exists():
             raise UserError(f"{aside} is in the way; try again in a second")
-        return run_dir.path.rename(aside)
+        return here.rename(aside)
 
 
 def _refuse_foreign_folder(run_dir: RunDir) -> None:

@@ -14,7 +14,9 @@ shrinks kills the process.
 import hashlib
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from fortyfold.spec.run_dir import RunDir, fsync_folder
 FORMAT = 1
 MANIFEST = "manifest.json"
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
+_NAME = re.compile(r"step-(\d+)-(\d+)")
 _BESIDE, _DOOMED = ".writing-", ".removing-"
 
 Tensors = dict[str, torch.Tensor]
@@ -75,7 +78,8 @@ def write(run_dir: RunDir, snapshot: Snapshot) -> Path:
     """Make the checkpoint durable, then visible. Raises OSError and leaves nothing when it cannot."""
     beside = run_dir.checkpoints / f"{_BESIDE}{snapshot.name}"
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    run_dir.checkpoints.mkdir(exist_ok=True)
+    beside.mkdir()
     try:
         files = {
             name: _write_tensors(beside / name, tensors)
@@ -91,6 +95,7 @@ def write(run_dir: RunDir, snapshot: Snapshot) -> Path:
         fsync_folder(beside)
         beside.rename(run_dir.checkpoints / snapshot.name)
         fsync_folder(run_dir.checkpoints)
+        fsync_folder(run_dir.path)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -118,19 +123,26 @@ def names(run_dir: RunDir) -> list[str]:
     """The names of the checkpoints, newest first."""
     if not run_dir.checkpoints.is_dir():
         return []
-    found = (entry.name for entry in run_dir.checkpoints.iterdir() if entry.name.startswith("step-"))
-    return sorted(found, reverse=True)
+    matches = (_NAME.fullmatch(entry.name) for entry in run_dir.checkpoints.iterdir())
+    found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
+    return [name for _, _, name in sorted(found, reverse=True)]
 
 
-def read_newest(run_dir: RunDir) -> tuple[Snapshot | None, list[str]]:
-    """The newest whole checkpoint, and a line for each newer one that was passed over."""
-    passed_over: list[str] = []
+def read_newest(run_dir: RunDir) -> tuple[Snapshot | None, dict[str, str]]:
+    """The newest whole checkpoint, and why each newer one was passed over, by name."""
+    passed_over: dict[str, str] = {}
     for name in names(run_dir):
         try:
             return read(run_dir.checkpoints / name), passed_over
         except Damaged as error:
-            passed_over.append(f"{name}: {error}")
+            passed_over[name] = str(error)
     return None, passed_over
+
+
+def retire(run_dir: RunDir, damaged: Iterable[str]) -> None:
+    """Keep damaged checkpoints for whoever wants to look, but count them no more."""
+    for name in damaged:
+        (run_dir.checkpoints / name).rename(run_dir.checkpoints / f"damaged-{name}")
 
 
 def prune(run_dir: RunDir, keep: int, best: str | None) -> None:

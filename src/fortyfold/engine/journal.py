@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fortyfold.spec import events, records
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, fsync_folder
 
 FLUSH_SECONDS = 1.0
 
@@ -38,6 +38,7 @@ class Journal:
         self._attempt = attempt
         self._steps = records.open_for_append(run_dir.steps(rank))
         self._events = events.open_for_append(run_dir.events(rank))
+        fsync_folder(run_dir.path)
         self._pending: list[tuple[float | int, ...]] = []
         self._losses: list[torch.Tensor] = []
         self._last_flush = time.monotonic()

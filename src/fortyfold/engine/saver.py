@@ -1,7 +1,8 @@
 """When to save, and saving beside the loop: one background thread writes, the loop only copies.
 
-A save that falls due while the last one is still being written waits for it to end; so no more than two
-copies of the training state exist in host memory. An error while writing surfaces at the next `poll`.
+A save that falls due while the last one is still being written is made up for as soon as that one ends, so
+that the loop need not wait and no more than two copies of the training state are in host memory. An error
+while writing surfaces at the next `poll`.
 """
 
 import time
@@ -24,25 +25,27 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._writing: Future[Path] | None = None
         self._last_time = time.monotonic()
+        self._owed = False
         self.changed = False  # whether there is anything to save; the loop sets it
 
     def due(self, step: int, epochs_done: int | None) -> bool:
         """Whether the policy asks for a save after `step` steps (`epochs_done`: at the end of that epoch)."""
-        if not self.changed or self._writing is not None:
-            return False
-        policy = self._policy
-        passed_steps = policy.every_steps is not None and step - self._last_step >= policy.every_steps
-        minutes = (time.monotonic() - self._last_time) / 60
-        passed_minutes = policy.every_minutes is not None and minutes >= policy.every_minutes
-        every = policy.every_epochs
-        passed_epochs = every is not None and epochs_done is not None and epochs_done % every == 0
-        return passed_steps or passed_minutes or passed_epochs
+        policy, minutes = self._policy, (time.monotonic() - self._last_time) / 60
+        self._owed = self._owed or (
+            self.changed
+            and (
+                0 < policy.every_steps <= step - self._last_step
+                or 0 < policy.every_minutes <= minutes
+                or (policy.every_epochs > 0 and epochs_done is not None and epochs_done % policy.every_epochs == 0)
+            )
+        )
+        return self._owed and self._writing is None
 
     def save(self, take: Callable[[], Snapshot]) -> None:
         """Copy with `take`, then write in the background."""
         self.wait()
         snapshot = take()
-        self.changed = False
+        self.changed = self._owed = False
         self._last_step = snapshot.progress.step
         self._last_time = time.monotonic()
         self._writing = self._pool.submit(self._write, snapshot)

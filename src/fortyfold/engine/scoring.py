@@ -13,7 +13,7 @@ from fortyfold.data.loader import Batch, Loader
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import Feeder, choose_device, default_loader_threads
 from fortyfold.engine.evaluate import Evaluation, evaluate
-from fortyfold.models.build import build_model
+from fortyfold.models.build import build_model, check_fits
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import parse_recipe
@@ -58,7 +58,8 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
     model.load_state_dict(snapshot.model)
     chosen_px = px or recipe.evaluate.px or recipe.all_phases()[-1].px
     assert chosen_px is not None
-    return Scoring(path, recipe, index, chosen_px, model.to(device), device)
+    check_fits(model.to(device), [chosen_px])
+    return Scoring(path, recipe, index, chosen_px, model, device)
 
 
 def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
@@ -68,13 +69,16 @@ def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
     run_dir.read_spec()
     snapshot, passed_over = checkpoint.read_newest(run_dir)
     if snapshot is None:
-        why = f" ({passed_over[0]})" if passed_over else ""
-        raise UserError(f"{target} has no whole checkpoint yet{why}")
+        why = "".join(f"; {name}: {reason}" for name, reason in passed_over.items())
+        raise UserError(f"{target} has no whole checkpoint{why}")
     if not best:
         return run_dir, run_dir.checkpoints / snapshot.name
     if snapshot.progress.best_checkpoint is None:
         raise UserError(f"{target} has no best checkpoint: nothing was evaluated, or checkpoint.best is off")
-    return run_dir, run_dir.checkpoints / snapshot.progress.best_checkpoint
+    best_path = run_dir.checkpoints / snapshot.progress.best_checkpoint
+    if not best_path.is_dir():
+        raise UserError(f"the best checkpoint {best_path} is gone; leave out --best for the newest")
+    return run_dir, best_path
 
 
 def _own_data(spec: dict[str, Any]) -> Path:

@@ -5,6 +5,7 @@ import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from fortyfold.engine.optimizer import build_optimizer
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.saver import Saver
 from fortyfold.engine.stop import StopFlag
-from fortyfold.models.build import build_model
+from fortyfold.models.build import build_model, check_fits
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.timeline import Timeline, build_timeline
@@ -88,6 +89,11 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
     model = build_model(job.recipe.model, job.num_classes).to(job.device).train()
     optimizer = build_optimizer(model, job.recipe.optim)
     progress = checkpoint.restore(snapshot, model, optimizer) if snapshot else Progress()
+    _forget_lost_best(job.run_dir, progress)
+    sizes = {stretch.px for stretch in job.timeline.stretches} | {
+        job.recipe.evaluate.px or job.timeline.stretches[-1].px
+    }
+    check_fits(model, sizes)
     journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
     return Training(
         job=job,
@@ -103,8 +109,16 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
     )
 
 
-def note_start(job: Job, journal: Journal, snapshot: Snapshot | None, passed_over: list[str]) -> None:
-    """Say in the events what begins, and from where."""
+def _forget_lost_best(run_dir: RunDir, progress: Progress) -> None:
+    """After falling back from a damaged checkpoint, the best one may be gone."""
+    if progress.best_checkpoint and progress.best_checkpoint not in checkpoint.names(run_dir):
+        progress.best_top1 = progress.best_checkpoint = None
+
+
+def note_start(
+    job: Job, journal: Journal, snapshot: Snapshot | None, passed_over: dict[str, str], spec: dict[str, Any]
+) -> None:
+    """Say in the events what begins, from where, and by what versions and command."""
     step = snapshot.progress.step if snapshot else 0
     journal.event(
         "started",
@@ -118,6 +132,7 @@ def note_start(job: Job, journal: Journal, snapshot: Snapshot | None, passed_ove
         device=describe(job.device),
         host=platform.node(),
         process=os.getpid(),
+        **{key: spec[key] for key in ("versions", "git_commit", "command")},
     )
     if snapshot is not None or passed_over:
         journal.event("resumed", step, checkpoint=snapshot and snapshot.name, passed_over=passed_over)

@@ -9,10 +9,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fortyfold.data import order
 from fortyfold.data.loader import Batch, train_request
 from fortyfold.engine import checkpoint
-from fortyfold.engine.attempt import build_spec, open_attempt
+from fortyfold.engine.attempt import build_spec, check_run, open_attempt
 from fortyfold.engine.evaluate import evaluate
 from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.optimizer import set_learning_rate
@@ -23,6 +25,7 @@ from fortyfold.engine.stop import StopFlag
 from fortyfold.metrics.summary import write_summaries
 from fortyfold.schedules import build_schedule
 from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir, write_json
 
@@ -44,14 +47,17 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
     with run_dir.hold():
         try:
             spec = build_spec(recipe, job.train_index, job.val_index, command)
-            attempt = open_attempt(run_dir, spec, recipe)
+            check_run(run_dir, spec, recipe)
             checkpoint.sweep(run_dir)
             snapshot, passed_over = checkpoint.read_newest(run_dir)
             if snapshot is not None and job.is_finished(snapshot.progress):
+                _note_finished(run_dir, snapshot.progress)
                 return Outcome(True, snapshot.progress, already=True)
+            checkpoint.retire(run_dir, passed_over)
+            attempt = open_attempt(run_dir, spec)
             steps_done = snapshot.progress.step if snapshot else 0
             with closing(Journal(run_dir, attempt, steps_done)) as journal, journal.noting_failure():
-                note_start(job, journal, snapshot, passed_over)
+                note_start(job, journal, snapshot, passed_over, spec)
                 return _train(set_up(job, journal, stop, attempt, snapshot))
         except OSError as error:
             raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
@@ -68,7 +74,8 @@ def _train(t: Training) -> Outcome:
         except NotFinite as error:
             raise _not_finite(t, error) from None
         except (RuntimeError, ValueError, AssertionError) as error:
-            if t.progress.step > first_step or isinstance(error, UserError | RunFailed):
+            known = isinstance(error, UserError | RunFailed | torch.OutOfMemoryError)
+            if known or t.progress.step > first_step or first_step == t.job.timeline.num_steps:
                 raise
             raise _unfit(t, error) from error
 
@@ -88,8 +95,9 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         if t.stop.requested or t.progress.step == timeline.num_steps:
             return
 
+        wait_from = time.perf_counter()
         batch = next(batches)
-        data_wait = time.perf_counter() - last_end
+        data_wait = time.perf_counter() - wait_from
         if batch.bad:
             _quarantine(t, batch)
         lr = learning_rate(t.progress.step)
@@ -158,9 +166,9 @@ def _evaluate(t: Training) -> None:
     t.saver.changed = True
     progress.evaluated_step, progress.top1 = progress.step, result.top1
     if progress.best_top1 is None or result.top1 > progress.best_top1:
-        progress.best_top1 = result.top1
+        name = job.run_dir.checkpoint(progress.step, t.attempt).name
+        progress.best_top1, progress.best_checkpoint = result.top1, name if job.recipe.checkpoint.best else None
         if job.recipe.checkpoint.best:
-            progress.best_checkpoint = job.run_dir.checkpoint(progress.step, t.attempt).name
             _save(t)
 
 
@@ -211,6 +219,14 @@ def _wind_up(t: Training) -> Outcome:
     t.journal.event("stopped", t.progress.step, **why)
     write_json(t.job.run_dir.stopped, {**why, "step": t.progress.step, "time": time.time()})
     return Outcome(False, t.progress, t.stop.reason)
+
+
+def _note_finished(run_dir: RunDir, progress: Progress) -> None:
+    """Say that a run is finished if it was killed between its last checkpoint and that word."""
+    events = read_events(run_dir.events())
+    if not events or events[-1]["kind"] != "finished":
+        with closing(Journal(run_dir, last_attempt(events), progress.step)) as journal:
+            journal.event("finished", progress.step, elapsed_seconds=progress.elapsed_seconds)
 
 
 def _unfit(t: Training, error: Exception) -> UserError:

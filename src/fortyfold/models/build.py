@@ -1,5 +1,7 @@
 """From the recipe's [model] to a network."""
 
+from collections.abc import Iterable
+
 import torch
 
 from fortyfold.models.timm_import import timm
@@ -22,3 +24,26 @@ def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
     if spec.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def check_fits(model: torch.nn.Module, sizes: Iterable[int]) -> None:
+    """Refuse image sizes that the network cannot take, before hours are spent; leaves no trace in it."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        for px in sorted(sizes):
+            with torch.random.fork_rng(), torch.inference_mode():
+                _try_size(model, px, device)
+    finally:
+        model.train(was_training)
+
+
+def _try_size(model: torch.nn.Module, px: int, device: torch.device) -> None:
+    try:
+        model(torch.zeros(1, 3, px, px, device=device))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"the model cannot take images of {px} px: {reason}") from None

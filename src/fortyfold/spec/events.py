@@ -2,7 +2,8 @@
 
 Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
 
-    started      num_steps, num_epochs, train_images, val_images, classes, model, device, host, process
+    started      num_steps, num_epochs, train_images, val_images, classes, model, device, host, process,
+                 versions, git_commit, command
     resumed      checkpoint; passed_over names those that were torn or altered, and why
     evaluated    epoch, top1, top5 (per cent), loss, num_images, unreadable, px, train_loss, lr, seconds,
                  elapsed_seconds (wall time of the run over all attempts, without work that a kill undid)
@@ -44,7 +45,7 @@ class EventReader:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 content = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
@@ -66,4 +67,4 @@ def _parse(line: bytes) -> Event | None:
         event = json.loads(line)
     except ValueError:
         return None  # a damaged line says nothing; the others still do
-    return event if isinstance(event, dict) else None
+    return event if isinstance(event, dict) and "kind" in event else None

@@ -11,6 +11,7 @@ Count = Annotated[int, Field(ge=1)]
 Pixels = Annotated[int, Field(ge=8, le=4096)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 LearningRate = float | tuple[float, float]
 
 
@@ -67,7 +68,7 @@ class Data(Section):
     """Share of the training images that may be unreadable (left out and counted) before the run stops."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of red, green, blue (0 to 1), subtracted on the device."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Standard deviation of red, green, blue, divided by on the device."""
 
 
@@ -144,12 +145,12 @@ class Evaluate(Section):
 
 
 class Checkpoint(Section):
-    every_steps: Count | None = None
-    """Save after so many steps."""
-    every_minutes: Annotated[float, Field(gt=0)] | None = 10.0
-    """Save when so many minutes have passed since the last save."""
-    every_epochs: Count | None = 1
-    """Save after so many epochs."""
+    every_steps: Annotated[int, Field(ge=0)] = 0
+    """Save after so many steps; 0: not for that reason."""
+    every_minutes: NonNegative = 10.0
+    """Save when so many minutes have passed since the last save; 0: not for that reason."""
+    every_epochs: Annotated[int, Field(ge=0)] = 1
+    """Save after so many epochs; 0: not for that reason."""
     keep: Count = 2
     """How many of the newest checkpoints to keep."""
     best: bool = True

@@ -42,8 +42,13 @@ def read_text(recipe: str) -> tuple[str, str]:
         raise UserError(f"cannot read the recipe {recipe}: {_reason(error)}") from None
 
 
-def load_recipe(recipe: str, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """The Recipe behind `recipe` (a built-in name or a path) with `changes` (dotted key → value) applied."""
+def load_recipe(
+    recipe: str, changes: Mapping[str, Any] | None = None, options: Mapping[str, str] | None = None
+) -> Recipe:
+    """The Recipe behind `recipe` (a built-in name or a path) with `changes` (dotted key → value) applied.
+
+    `options` names, for errors, the option that brought a change; the others came by --set.
+    """
     name, text = read_text(recipe)
     try:
         raw = tomllib.loads(text)
@@ -52,16 +57,17 @@ def load_recipe(recipe: str, changes: Mapping[str, Any] | None = None) -> Recipe
     raw.setdefault("name", name)
     for key, value in (changes or {}).items():
         set_key(raw, key, value)
-    return parse_recipe(raw, source=recipe, changed=changes or ())
+    origins = {key: (options or {}).get(key, f"--set {key}") for key in changes or ()}
+    return parse_recipe(raw, source=recipe, origins=origins)
 
 
-def parse_recipe(raw: Mapping[str, Any], *, source: str, changed: Iterable[str] = ()) -> Recipe:
-    """Validate a recipe's plain data; `source` and `changed` say in an error where a key came from."""
+def parse_recipe(raw: Mapping[str, Any], *, source: str, origins: Mapping[str, str] | None = None) -> Recipe:
+    """Validate a recipe's plain data; `origins` (by key) and else `source` say in an error where it came from."""
     try:
         # JSON and not Python input: strict about types, yet a list may fill a tuple.
         return Recipe.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
-        raise UserError(_one_line(error.errors(), raw, source, list(changed))) from None
+        raise UserError(_one_line(error.errors(), raw, source, origins or {})) from None
 
 
 def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
@@ -120,15 +126,14 @@ def _list_index(items: list[Any], part: str, key: str) -> int:
     return int(part)
 
 
-def _one_line(errors: list[ErrorDetails], raw: Mapping[str, Any], source: str, changed: list[str]) -> str:
+def _one_line(errors: list[ErrorDetails], raw: Mapping[str, Any], source: str, origins: Mapping[str, str]) -> str:
     """The first wrong key, with all that is wrong about it, and how many more keys are."""
     by_key: dict[str, list[ErrorDetails]] = {}
     for error in errors:
         by_key.setdefault(_known_part(error["loc"], raw), []).append(error)
     key, details = next(iter(by_key.items()))
     more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
-    setter = next((change for change in changed if key == change or key.startswith(f"{change}.")), None)
-    where = f"--set {setter}" if setter else source
+    where = next((origin for set_, origin in origins.items() if f"{key}.".startswith(f"{set_}.")), source)
     if details[0]["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest_key(key)}{more}"
     if details[0]["type"] == "missing":

@@ -76,7 +76,7 @@ class StepReader:
                 file.seek(self._offset)
                 whole = max(0, num_bytes - num_bytes % self._dtype.itemsize)
                 records = np.frombuffer(file.read(whole), self._dtype)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return np.empty(0, STEP_DTYPE)
         self._offset += records.nbytes
         return records

@@ -17,13 +17,14 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fortyfold.spec.errors import UserError
 
+SPEC_KEYS = {"format", "recipe", "data", "decoder"}
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
 
 
@@ -77,6 +78,8 @@ class RunDir:
             raise UserError(f"{self.path} is not a run: it has no run.json; `fortyfold runs` lists runs") from None
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.spec}: {error}") from None
+        if not isinstance(spec, dict) or not spec.keys() >= SPEC_KEYS:
+            raise UserError(f"{self.spec} is damaged, or of another version of fortyfold")
         return spec
 
     def is_locked(self) -> bool:
@@ -87,8 +90,10 @@ class RunDir:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return True
+        except OSError:  # no locks on this file system: nobody can hold one
+            return False
         finally:
             os.close(descriptor)
         return False
@@ -97,32 +102,48 @@ class RunDir:
     def hold(self) -> Iterator[None]:
         """Hold the run for this process; a second holder is refused. Makes the directory when needed."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = self._take()
         except OSError as error:
             raise UserError(
-                f"cannot write to the run directory {self.path}: {error.strerror}; choose another --out"
+                f"cannot lock the run directory {self.path}: {error.strerror}; choose another --out"
             ) from None
         try:
-            self._take(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            with suppress(OSError):  # a full disk is not the lock's business
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             yield
         finally:
             os.close(descriptor)
 
-    def _take(self, descriptor: int) -> None:
+    def _take(self) -> int:
+        """A descriptor of the locked lock file."""
         deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
         while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_still(descriptor):
+                    return descriptor
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+                    os.close(descriptor)
                     raise UserError(
                         f"{self.path} is being trained by {holder}; stop that one, or choose another --out"
                     ) from None
-                time.sleep(0.02)
+            except OSError:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            time.sleep(0.02)
+
+    def _is_still(self, descriptor: int) -> bool:
+        """Whether the lock is this run's still: --fresh may have moved the folder away meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.lock.stat())
+        except FileNotFoundError:
+            return False
 
 
 def write_atomically(path: Path, data: bytes) -> None:
