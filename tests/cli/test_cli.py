@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import skip_or_fail
 
 import fortyfold as package
 from fortyfold.cli.bars import bar
@@ -80,7 +81,32 @@ def test_version_names_the_decoder(fortyfold: Fortyfold) -> None:
     code, out, _ = fortyfold("version")
     assert code == 0
     assert out.startswith(f"fortyfold {package.__version__}\n")
-    assert "decoder     pillow" in out
+    assert "decoder     " in out
+
+
+def test_without_the_native_decoder_pillow_serves(tiny_data: Path, tmp_path: Path) -> None:
+    """As on a machine without a compiler; and a run does not go on with the other decoder."""
+    environment = {**os.environ, "FORTYFOLD_DECODER": "pillow"}
+    command = [
+        sys.executable,
+        "-m",
+        "fortyfold",
+        "train",
+        "tiny",
+        "--data",
+        str(tiny_data),
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    shown = subprocess.run([*command, "--epochs", "1"], env=environment, capture_output=True, text=True, check=True)
+    assert "decoder: pillow" in shown.stdout
+    from fortyfold.data import decode
+
+    if decode._native is None:
+        skip_or_fail("native", "the native decoder was not built")
+    refused = subprocess.run([*command, "--epochs", "1"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "was started with the decoder pillow" in refused.stderr
 
 
 def test_data_demo_and_index(tmp_path: Path, fortyfold: Fortyfold) -> None:

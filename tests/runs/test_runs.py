@@ -54,7 +54,7 @@ def test_a_run_says_what_it_did_and_leaves_it_in_files(calm: RunDir) -> None:
     assert calm.dawnbench.read_text().splitlines()[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
     spec = calm.read_spec()
     assert spec["recipe"]["model"]["name"] == "test_resnet"
-    assert spec["decoder"].startswith("pillow ")
+    assert "pillow " in spec["decoder"]
     assert spec["versions"]["torch"] == torch.__version__
     assert spec["data"]["train"]["images"] == 250
     assert spec["command"][:3] == ["fortyfold", "train", "tiny"]
@@ -190,7 +190,8 @@ def test_damaged_checkpoints_do_not_crowd_out_new_ones(
     with monkeypatch.context() as patch:
         stop_after(1, signal.SIGTERM, patch)
         assert fortyfold(*command)[0] == 75
-    assert checkpoint.names(run_dir) == ["step-000000010-0002", whole]
+    saved = run_dir.checkpoint(int(whole.split("-")[1]) + 2, attempt=2).name
+    assert checkpoint.names(run_dir) == [saved, whole]
     assert len(list(run_dir.checkpoints.glob("damaged-step-*"))) == len(damaged)
     assert fortyfold(*command)[0] == 0
     assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)

@@ -122,7 +122,8 @@ def describe(event: Event, num_epochs: int) -> str | None:
         case "started":
             return (
                 f"{event['model']} on {event['device']}: {event['train_images']} images of {event['classes']} classes, "
-                f"{event['num_epochs']} epochs, {event['num_steps']} steps"
+                f"{event['num_epochs']} epochs, {event['num_steps']} steps; "
+                f"decoder: {event['decoder'].partition(',')[0]}"
             )
         case "resumed":
             skipped = "".join(f"passed over {name}: {why}\n" for name, why in event["passed_over"].items())

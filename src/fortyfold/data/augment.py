@@ -6,11 +6,10 @@ Boxes are whole pixels (left, top, right, bottom). All functions take many image
 import numpy as np
 from numpy.typing import NDArray
 
+from fortyfold.data.decode import Boxes, Sizes
 from fortyfold.data.order import Ids, hash_ids, mix
 
 Draws = NDArray[np.float64]
-Boxes = NDArray[np.int64]
-Sizes = NDArray[np.int64]  # (width, height) a row
 
 CROP, FLIP, SUBSTITUTE = 1, 2, 3  # purposes: what a random number is drawn for
 _TRIES = 10

@@ -51,7 +51,20 @@ class Index:
         return os.fsdecode(self._paths[start : int(self._ends[sample])])
 
     def path(self, sample: int) -> str:
-        return os.path.join(self.folder, self.relative_path(sample))  # noqa: PTH118 (called for each image)
+        return os.fsdecode(self.path_bytes(sample))
+
+    def path_bytes(self, sample: int) -> bytes:
+        start = int(self._ends[sample - 1]) if sample else 0
+        return self._folder_bytes + self._paths[start : int(self._ends[sample])]
+
+    @cached_property
+    def _folder_bytes(self) -> bytes:
+        return os.fsencode(self.folder) + b"/"
+
+    @cached_property
+    def known_sizes(self) -> NDArray[np.int32]:
+        """(width, height) of each image as far as it was read; 0 before. Filled in by the loader."""
+        return np.zeros((len(self), 2), np.int32)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -4,30 +4,24 @@ Guaranteed: the order, the crops and the substitutes depend on (seed, epoch, sam
 number of threads. At most `prefetch` + 1 batches exist at a time. An unreadable image is named in the
 batch's `bad`; its place carries another image's pixels with weight 0.
 
-Threads and not processes: Pillow decodes and resizes without the GIL, and nothing is pickled or copied.
+Threads and not processes: decoding and resizing need no GIL, and nothing is pickled or copied.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fortyfold.data import augment, order
-from fortyfold.data.augment import Boxes, Sizes
-from fortyfold.data.decode import BadImage, decode_crop, read_size
+from fortyfold.data.decode import Boxes, Reasons, Sizes, decode_crops, read_sizes
 from fortyfold.data.index import Index
 from fortyfold.data.order import Ids
 from fortyfold.spec.timeline import Timeline
 
 _SUBSTITUTES = 8  # other images tried in place of an unreadable one
-
-# A file that is not there or not ours to read is a bad image. Any other fault of the disk may pass, and
-# leaving the image out would change the weights: that ends the run, which goes on from its checkpoint.
-BAD = (BadImage, FileNotFoundError, PermissionError, IsADirectoryError)
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 
@@ -80,63 +74,58 @@ class Loader:
         return self._stream(eval_request(np.arange(part.start, part.stop), px, crop_ratio) for part in cuts)
 
     def _stream(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
-        pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="loader")
-        ahead: deque[tuple[Batch, list[Future[None]]]] = deque()
+        """One thread makes batch after batch; the decoder's own threads share the work within one."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        ahead: deque[Future[Batch]] = deque()
         try:
             for request in requests:
-                ahead.append(self._submit(pool, request))
+                ahead.append(pool.submit(self._make, request))
                 if len(ahead) > self._prefetch:
-                    yield _finished(*ahead.popleft())
+                    yield ahead.popleft().result()
             while ahead:
-                yield _finished(*ahead.popleft())
+                yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, pool: ThreadPoolExecutor, request: Request) -> tuple[Batch, list[Future[None]]]:
+    def _make(self, request: Request) -> Batch:
         num_images = len(request.ids)
-        batch = Batch(
-            images_nhwc=self._allocate((num_images, request.px, request.px, 3)),
-            labels=self._index.labels[request.ids].astype(np.int64),
-            weights=np.ones(num_images, np.float32),
-            ids=request.ids,
-        )
-        num_pieces = min(num_images, 4 * self._num_threads)  # small enough for the threads to end together
-        pieces = (order.cut(num_images, piece, num_pieces) for piece in range(num_pieces))
-        return batch, [pool.submit(self._fill, batch, request, piece) for piece in pieces]
+        images = self._allocate((num_images, request.px, request.px, 3))
+        reasons = self._decode(request.ids, request, np.arange(num_images), images)
+        weights = np.ones(num_images, np.float32)
+        weights[list(reasons)] = 0
+        self._substitute(request, sorted(reasons), images)
+        bad = sorted((int(request.ids[row]), reason) for row, reason in reasons.items())
+        return Batch(images, self._index.labels[request.ids].astype(np.int64), weights, request.ids, bad)
 
-    def _fill(self, batch: Batch, request: Request, piece: slice) -> None:
-        """Decode one piece of a batch into place."""
-        blobs: dict[int, bytes] = {}
-        sizes = np.ones((piece.stop - piece.start, 2), np.int64)
-        for row in range(piece.start, piece.stop):
-            try:
-                blobs[row], sizes[row - piece.start] = self._open(int(request.ids[row]))
-            except BAD as error:
-                self._substitute(batch, request, row, str(error))
-        boxes = request.crops(request.ids[piece], sizes)
-        for row, blob in blobs.items():
-            try:
-                box = boxes[row - piece.start]
-                batch.images_nhwc[row] = decode_crop(blob, box, request.px, bool(request.flips[row]))
-            except BAD as error:
-                self._substitute(batch, request, row, str(error))
+    def _decode(self, samples: Ids, request: Request, rows: Ids, out: NDArray[np.uint8]) -> Reasons:
+        """Files `samples`, cropped and mirrored as the request's `rows` want it, into `out`."""
+        paths = [self._index.path_bytes(sample) for sample in samples.tolist()]
+        sizes, reasons = self._sizes(samples, paths)
+        boxes = request.crops(request.ids[rows], sizes)
+        return decode_crops(paths, boxes, request.flips[rows], out, self._num_threads) | reasons
 
-    def _open(self, sample: int) -> tuple[bytes, tuple[int, int]]:
-        blob = Path(self._index.path(sample)).read_bytes()
-        return blob, read_size(blob)
+    def _sizes(self, samples: Ids, paths: list[bytes]) -> tuple[Sizes, Reasons]:
+        """From the index as far as they are known; the others are read once, and remembered."""
+        known = self._index.known_sizes
+        unknown = np.flatnonzero(known[samples, 0] == 0)
+        reasons: Reasons = {}
+        if len(unknown):
+            read, failed = read_sizes([paths[row] for row in unknown], self._num_threads)
+            reasons = {int(unknown[row]): reason for row, reason in failed.items()}
+            good = [row for row in range(len(unknown)) if row not in failed]
+            known[samples[unknown[good]]] = read[good]
+        return np.maximum(known[samples], 1).astype(np.int64), reasons
 
-    def _substitute(self, batch: Batch, request: Request, row: int, reason: str) -> None:
-        batch.bad.append((int(request.ids[row]), reason))
-        batch.weights[row] = 0
-        batch.images_nhwc[row] = 0
-        for other in request.substitutes[row].tolist():
-            try:
-                blob, size = self._open(other)
-                box = request.crops(request.ids[row : row + 1], np.array([size]))[0]
-                batch.images_nhwc[row] = decode_crop(blob, box, request.px, bool(request.flips[row]))
+    def _substitute(self, request: Request, rows: list[int], images: NDArray[np.uint8]) -> None:
+        """Fill the places of unreadable images: with the first of their substitutes that can be read, or black."""
+        for attempt in range(request.substitutes.shape[1]):
+            if not rows:
                 return
-            except BAD:
-                continue
+            pixels = np.zeros((len(rows), *images.shape[1:]), np.uint8)
+            reasons = self._decode(request.substitutes[rows, attempt], request, np.array(rows), pixels)
+            images[rows] = pixels
+            rows = [rows[number] for number in sorted(reasons)]
+        images[rows] = 0
 
 
 def train_request(num_samples: int, timeline: Timeline, seed: int, tail: str, flip: bool, step: int) -> Request:
@@ -165,10 +154,3 @@ def eval_request(ids: Ids, px: int, crop_ratio: float) -> Request:
         flips=np.zeros(len(ids), bool),
         substitutes=np.empty((len(ids), 0), np.int64),
     )
-
-
-def _finished(batch: Batch, pieces: list[Future[None]]) -> Batch:
-    for piece in pieces:
-        piece.result()
-    batch.bad.sort()
-    return batch

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fortyfold.data import decode
 from fortyfold.data.index import Index, open_split, with_classes
 from fortyfold.data.loader import Loader
 from fortyfold.engine import checkpoint
@@ -130,6 +131,7 @@ def note_start(
         classes=job.num_classes,
         model=job.recipe.model.name,
         device=describe(job.device),
+        decoder=decode.NAME,
         host=platform.node(),
         process=os.getpid(),
         **{key: spec[key] for key in ("versions", "git_commit", "command")},

@@ -2,7 +2,7 @@
 
 Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
 
-    started      num_steps, num_epochs, train_images, val_images, classes, model, device, host, process,
+    started      num_steps, num_epochs, train_images, val_images, classes, model, device, decoder, host, process,
                  versions, git_commit, command
     resumed      checkpoint; passed_over names those that were torn or altered, and why
     evaluated    epoch, top1, top5 (per cent), loss, num_images, unreadable, px, train_loss, lr, seconds,

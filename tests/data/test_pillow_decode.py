@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from images import encoded, malformed, pixels, with_size
 from PIL import Image
 
-from fortyfold.data.decode import BadImage, decode_crop, read_size
+from fortyfold.data.pillow_decode import BadImage, decode_crop, read_size
 
 WHOLE = np.array([0, 0, 64, 48])
 
