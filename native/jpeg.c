@@ -25,7 +25,7 @@ typedef struct {
 static void on_error(j_common_ptr info) { longjmp(((Guard *)info->err)->escape, 1); }
 
 static void on_message(j_common_ptr info, int level) {
-    if (level < 0 && (info->err->msg_code == JWRN_JPEG_EOF || info->err->msg_code == JWRN_HIT_MARKER))
+    if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) /* other warnings are no reason: Pillow reads on, too */
         ((Guard *)info->err)->truncated = 1;
 }
 

@@ -169,6 +169,15 @@ def test_what_cannot_be_decoded_says_why(tmp_path: Path, blob: bytes, reason: st
     assert out[1].any()
 
 
+def test_damage_that_pillow_reads_over_is_no_reason(tmp_path: Path) -> None:
+    """A piece of the image's data is missing, but the file has its end: grey from there on, as with Pillow."""
+    whole = encoded(pixels(64, 48), quality=95)
+    (path,) = write(tmp_path, [whole[:-500] + whole[-2:]])
+    box = np.array([[0, 0, 64, 48]])
+    ours = crops([path], box, 48)
+    assert np.abs(ours[0].astype(int) - expected(path, box[0], 48)).max() <= 1
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     paths = [str(tmp_path / name).encode() for name in ("absent", "folder")]
