@@ -25,6 +25,11 @@ sys.exit(f"loaded {heavy}" if heavy else code)
 """
 
 
+def train_tiny(data: Path, out: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--data", str(data), "--out", str(out)]
+    return [*command, *options]
+
+
 @pytest.fixture(scope="module")
 def finished_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from fortyfold.engine.stop import StopFlag
@@ -87,24 +92,14 @@ def test_version_names_the_decoder(fortyfold: Fortyfold) -> None:
 def test_without_the_native_decoder_pillow_serves(tiny_data: Path, tmp_path: Path) -> None:
     """As on a machine without a compiler; and a run does not go on with the other decoder."""
     environment = {**os.environ, "FORTYFOLD_DECODER": "pillow"}
-    command = [
-        sys.executable,
-        "-m",
-        "fortyfold",
-        "train",
-        "tiny",
-        "--data",
-        str(tiny_data),
-        "--out",
-        str(tmp_path / "r"),
-    ]
-    shown = subprocess.run([*command, "--epochs", "1"], env=environment, capture_output=True, text=True, check=True)
+    command = train_tiny(tiny_data, tmp_path / "r", "--epochs", "1")
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "decoder: pillow" in shown.stdout
     from fortyfold.data import decode
 
     if decode._native is None:
         skip_or_fail("native", "the native decoder was not built")
-    refused = subprocess.run([*command, "--epochs", "1"], capture_output=True, text=True)
+    refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode == 2
     assert "was started with the decoder pillow" in refused.stderr
 
@@ -213,22 +208,12 @@ def test_in_a_terminal_there_is_a_bar(tiny_data: Path, tmp_path: Path) -> None:
         captured.extend(data)
         return data
 
-    command = [
-        sys.executable,
-        "-m",
-        "fortyfold",
-        "train",
-        "tiny",
-        "--data",
-        str(tiny_data),
-        "--out",
-        str(tmp_path / "r"),
-    ]
+    command = train_tiny(tiny_data, tmp_path / "r", "--epochs", "10")
     with open(os.devnull, "w") as quiet, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
         patch.setattr(pty, "STDOUT_FILENO", quiet.fileno())
         patch.setenv("COLUMNS", "120")
         patch.setenv("TERM", "xterm")
-        status = pty.spawn([*command, "--epochs", "10"], read, lambda descriptor: b"")
+        status = pty.spawn(command, read, lambda descriptor: b"")
     text = captured.decode(errors="replace")
     assert os.waitstatus_to_exitcode(status) == 0
     assert "img/s" in text and "left" in text and "━" in text
