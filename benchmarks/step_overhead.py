@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/step_overhead.py
 
-The two alternate in one process, in rounds; the ratio is the median over the rounds. The engine's side is
+The two alternate in one process every few steps, since the machine's own speed drifts; a round's ratio is that
+of the times summed over its turns, and the figure is the median over the rounds. The engine's side is
 the real loop, `run_steps`, with schedule, records, digests and a journal on the disk; only the loader is
 replaced by batches that are ready. The bare loop does what any script does: copy, normalise, forward, loss,
 backward, step.
@@ -33,19 +34,22 @@ from fortyfold.spec.run_dir import RunDir
 DEMO = DemoSpec(classes=4, images=240, width=48, height=48, seed=0)
 
 
-def engine_rate(t: Training, batches: list[Batch], num_steps: int) -> float:
-    """Steps a second of the real loop, which ends when the batches do."""
+TURNS = 10  # of each side in a round
+
+
+def engine_seconds(t: Training, batches: list[Batch], num_steps: int) -> float:
+    """The real loop, which ends when the batches do."""
     started = time.perf_counter()
     with suppress(StopIteration):
         run_steps(t, islice(cycle(batches), num_steps))
     t.journal.flush()
-    return num_steps / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
-def bare_rate(
+def bare_seconds(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Data, batches: list[Batch], num_steps: int
 ) -> float:
-    """Steps a second of a loop without anything around it."""
+    """A loop without anything around it."""
     device = next(model.parameters()).device
     mean = torch.tensor(data.mean, device=device).view(1, 3, 1, 1) * 255
     std = torch.tensor(data.std, device=device).view(1, 3, 1, 1) * 255
@@ -60,7 +64,7 @@ def bare_rate(
         optimizer.step()
         total += loss.detach()
     total.item()
-    return num_steps / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
 def build(folder: Path, name: str, model: str, px: int, global_batch: int) -> tuple[Training, Job]:
@@ -93,13 +97,12 @@ def main() -> None:
             ready = list(islice(stream, 4))
         ratios = []
         for number in range(-1, arguments.rounds):
-            rates = [0.0, 0.0]
-            for side in (0, 1) if number % 2 else (1, 0):
-                if side == 0:
-                    rates[0] = engine_rate(ours, ready, arguments.steps)
-                else:
-                    rates[1] = bare_rate(bare.model, bare.optimizer, data, ready, arguments.steps)
+            seconds = [0.0, 0.0]
+            for _ in range(TURNS):
+                seconds[0] += engine_seconds(ours, ready, arguments.steps // TURNS)
+                seconds[1] += bare_seconds(bare.model, bare.optimizer, data, ready, arguments.steps // TURNS)
             if number >= 0:  # the first round warms up
+                rates = [arguments.steps / taken for taken in seconds]
                 ratios.append(rates[0] / rates[1])
                 print(f"round {number + 1}: engine {rates[0]:.1f}, bare {rates[1]:.1f} steps/s, ratio {ratios[-1]:.3f}")
     what = f"{arguments.model} at {arguments.px} px, batch {arguments.batch}, {describe(job.device)}"
