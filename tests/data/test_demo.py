@@ -41,12 +41,12 @@ def test_a_half_made_set_is_finished_and_foreign_files_are_left_alone(tmp_path: 
     spec = DemoSpec(classes=2, images=24, width=20, height=20, seed=0)
     make_demo(tmp_path / "whole", spec)
     make_demo(tmp_path / "half", spec)
-    manifest = json.loads((tmp_path / "half/demo.json").read_text())
-    (tmp_path / "half/demo.json").write_text(json.dumps({**manifest, "complete": False}))
+    manifest = json.loads((tmp_path / "half/made.json").read_text())
+    (tmp_path / "half/made.json").write_text(json.dumps({**manifest, "complete": False}))
     next((tmp_path / "half/train").glob("*/*.jpg")).unlink()
     assert make_demo(tmp_path / "half", spec)
     assert digest(tmp_path / "half") == digest(tmp_path / "whole")
-    with pytest.raises(UserError, match="already has other demo data in it"):
+    with pytest.raises(UserError, match="was made with images = 24"):
         make_demo(tmp_path / "whole", DemoSpec(2, 36, 20, 20, 0))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()

@@ -244,7 +244,7 @@ def test_another_recipe_or_other_data_is_refused_by_name(
     shutil.copytree(tiny_data, other)
     victim = next((other / "train").glob("*/*.jpg"))
     victim.rename(victim.with_name("renamed.jpg"))
-    (other / "demo.json").unlink()
+    (other / "made.json").unlink()
     assert "train data of 250 images (now 250, or other files)" in refused(data=other)
 
 
@@ -328,7 +328,7 @@ def damaged_data(tiny_data: Path, tmp_path: Path) -> Path:
     """`tiny` with 9 unreadable training images and 2 unreadable validation images."""
     root = tmp_path / "damaged"
     shutil.copytree(tiny_data, root)
-    (root / "demo.json").unlink()
+    (root / "made.json").unlink()
     train = sorted((root / "train").glob("*/*.jpg"))[::25][:9]
     for path, blob in zip([*train, *sorted((root / "val").glob("*/*.jpg"))[:2]], [b"", b"junk"] * 6, strict=False):
         path.write_bytes(blob)

@@ -61,7 +61,9 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> bool:
     """Make the demo data if the recipe wants it, and scan the folders, both with a bar; False when stopped."""
     from fortyfold.cli.bars import bar
     from fortyfold.cli.data import make_demo_data
+    from fortyfold.data.demo import DEMO
     from fortyfold.data.index import open_split
+    from fortyfold.data.prepare.target import was_made_by
 
     def check() -> None:
         if stop.requested:
@@ -69,7 +71,7 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> bool:
 
     root, demo = Path(recipe.data.root), recipe.data.demo
     try:
-        if demo is not None and (not root.exists() or (root / "demo.json").exists()):
+        if demo is not None and (not root.exists() or was_made_by(root, DEMO)):
             make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, check=check)
         with bar(f"indexing {root}", check) as report:
             open_split(root, "train", progress=report)

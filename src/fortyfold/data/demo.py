@@ -5,8 +5,6 @@ random, so that single pixels tell little (a linear classifier fails) and a smal
 it in minutes. Every image is made from its own seed: processes may share the work in any way.
 """
 
-import fcntl
-import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
@@ -21,8 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fortyfold.data.cores import available_cores
+from fortyfold.data.prepare.target import making
 from fortyfold.spec.errors import UserError
-from fortyfold.spec.run_dir import write_json
 
 Plane = NDArray[np.floating[Any]]
 
@@ -40,7 +38,7 @@ MAX_CLASSES = len(SHAPES) * len(FILLS) * len(BACKGROUNDS) * len(GRAINS)
 VAL_SHARE = 6  # one image in six
 QUALITY = 90
 _NOISE = 26.0  # grey levels; gives ImageNet's about 110 KB at 500 × 375
-_MANIFEST, _LOCK = "demo.json", ".demo-lock"
+DEMO = "data demo"
 _POOL_FROM = 500  # fewer images are made faster than processes are started
 
 
@@ -64,21 +62,12 @@ def make_demo(
 ) -> bool:
     """Make the data set in `root`; False if it is there already. A half-made one is made again."""
     _check_numbers(spec)
-    wanted = {**asdict(spec), "complete": True}
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with (root / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of two makers the second waits, and finds it made
-            if (found := _read_manifest(root)) == wanted:
-                return False
-            _check_target(root, wanted, found)
-            write_json(root / _MANIFEST, {**wanted, "complete": False})
-            for label, split in product(range(spec.classes), spec.splits()):
-                (root / split / class_name(label)).mkdir(parents=True, exist_ok=True)
-            _make_images(root, spec, num_workers or available_cores(), progress or (lambda done, total: None))
-            write_json(root / _MANIFEST, wanted)
-    except OSError as error:
-        raise UserError(f"cannot write the demo data to {root}: {error.strerror}") from None
+    with making(root, DEMO, asdict(spec)) as needed:
+        if not needed:
+            return False
+        for label, split in product(range(spec.classes), spec.splits()):
+            (root / split / class_name(label)).mkdir(parents=True, exist_ok=True)
+        _make_images(root, spec, num_workers or available_cores(), progress or (lambda done, total: None))
     return True
 
 
@@ -216,24 +205,8 @@ def _make_block(root: Path, spec: DemoSpec, split: str, start: int) -> int:
     return stop - start
 
 
-def _read_manifest(root: Path) -> dict[str, object] | None:
-    try:
-        manifest: dict[str, object] = json.loads((root / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return manifest
-
-
 def _check_numbers(spec: DemoSpec) -> None:
     if not 2 <= spec.classes <= MAX_CLASSES:
         raise UserError(f"--classes {spec.classes}: there are 2 to {MAX_CLASSES} kinds of demo images")
     if spec.images // VAL_SHARE < spec.classes:
         raise UserError(f"--images {spec.images}: {spec.classes} classes need at least {spec.classes * VAL_SHARE}")
-
-
-def _check_target(root: Path, wanted: dict[str, object], found: dict[str, object] | None) -> None:
-    """Write only into an empty folder, or one where the same work was begun."""
-    if found == {**wanted, "complete": False} or all(entry.name == _LOCK for entry in root.iterdir()):
-        return
-    what = "other demo data" if found else "files"
-    raise UserError(f"{root} already has {what} in it; choose another folder, or remove it first")
