@@ -20,8 +20,9 @@ import torch
 
 from fortyfold.data import decode
 from fortyfold.data.demo import DemoSpec, make_demo
-from fortyfold.data.index import open_folder
-from fortyfold.data.loader import Loader
+from fortyfold.data.reader import Reader
+from fortyfold.data.requests import Sampler, train_requests
+from fortyfold.data.splits import open_folder
 from fortyfold.models import timm_import
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.timeline import build_timeline
@@ -38,7 +39,7 @@ def our_rate(folder: Path, epoch: int, threads: int, min_scale: float) -> float:
     index = open_folder(folder)
     changes = {"global_batch": BATCH, "px": 224, "epochs": 2, "min_scale": min_scale}
     timeline = build_timeline(load_recipe("tiny", changes), len(index), World())
-    with closing(Loader(index, threads).train_batches(timeline, epoch, "keep", True)) as batches:
+    with closing(Reader(threads).stream(train_requests(Sampler(epoch), [index], timeline))) as batches:
         first_epoch = timeline.num_steps // 2
         for _ in range(first_epoch):
             next(batches)

@@ -21,7 +21,8 @@ import torch
 from torch.nn import functional
 
 from fortyfold.data.demo import DemoSpec, make_demo
-from fortyfold.data.loader import Batch
+from fortyfold.data.reader import Batch
+from fortyfold.data.requests import train_requests
 from fortyfold.engine.device import describe
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.setup import Job, Training, open_job, set_up
@@ -92,7 +93,8 @@ def main() -> None:
         ours, job = build(Path(folder), "ours", arguments.model, arguments.px, arguments.batch)
         bare, _ = build(Path(folder), "bare", arguments.model, arguments.px, arguments.batch)
         data = job.recipe.data
-        stream = job.loader(job.train_index).train_batches(job.timeline, 0, data.tail, data.flip)
+        requests = train_requests(job.sampler, [job.train_index], job.timeline)
+        stream = ours.reader.stream(requests)
         with closing(stream):
             ready = list(islice(stream, 4))
         ratios = []

@@ -1,47 +1,18 @@
-/* Decodes no more than the crop needs: rows above it are skipped, columns beside it are not transformed, and
-   where the crop is at least twice the output, the inverse DCT itself halves (or quarters…) the image. */
+/* Decodes no more than the crop needs: of a tiled image only the tiles under it; rows above it are skipped, columns
+   beside it are not transformed, and where the crop is at least twice the output, the inverse DCT itself halves
+   (or quarters…) the image. */
 #include "jpeg.h"
 
-#include <setjmp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include <jerror.h>
-#include <jpeglib.h>
-
+#include "exif.h"
+#include "guard.h"
 #include "resample.h"
+#include "tile.h"
 
 #define PAD 8 /* pixels decoded beside the crop, so that chroma is interpolated there as in a full decode */
-#define MAX_SCANS 200 /* real progressive files have about ten; a bomb has thousands */
-
-typedef struct {
-    struct jpeg_error_mgr base; /* first: libjpeg hands out a pointer to it */
-    struct jpeg_progress_mgr progress;
-    jmp_buf escape;
-    int truncated;
-} Guard;
-
-static void on_error(j_common_ptr info) { longjmp(((Guard *)info->err)->escape, 1); }
-
-static void on_message(j_common_ptr info, int level) {
-    if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) /* other warnings are no reason: Pillow reads on, too */
-        ((Guard *)info->err)->truncated = 1;
-}
-
-static void on_progress(j_common_ptr info) {
-    if (((j_decompress_ptr)info)->input_scan_number > MAX_SCANS)
-        longjmp(((Guard *)info->err)->escape, 1);
-}
-
-static void arm(j_decompress_ptr info, Guard *guard) {
-    memset(guard, 0, sizeof *guard);
-    memset(info, 0, sizeof *info);
-    info->err = jpeg_std_error(&guard->base);
-    guard->base.error_exit = on_error;
-    guard->base.emit_message = on_message;
-    guard->progress.progress_monitor = on_progress;
-}
 
 int reserve(void **block, size_t *room, size_t bytes) {
     if (bytes <= *room)
@@ -57,32 +28,20 @@ int reserve(void **block, size_t *room, size_t bytes) {
 
 void free_workspace(Workspace *workspace) {
     free(workspace->file);
+    free(workspace->tiles);
     free(workspace->pixels);
+    free(workspace->unturned);
     free(workspace->row);
     memset(workspace, 0, sizeof *workspace);
 }
 
-static int starts_like_jpeg(const uint8_t *data, size_t length) {
-    return length >= 3 && data[0] == 0xFF && data[1] == 0xD8 && data[2] == 0xFF;
+int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* A whole file ends in an end-of-image marker, perhaps with something behind it. */
-static int has_end(const uint8_t *data, size_t length) {
-    for (size_t i = length - 1; i >= 2; i--)
-        if (data[i] == 0xD9 && data[i - 1] == 0xFF)
-            return 1;
-    return 0;
-}
-
-static Status check_header(j_decompress_ptr info, size_t max_pixels) {
-    if ((size_t)info->image_width * info->image_height > max_pixels)
-        return TOO_LARGE;
-    if (info->num_components != 1 && info->num_components != 3)
-        return FOREIGN;
-    return OK;
-}
-
-Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[2]) {
+Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[3]) {
     struct jpeg_decompress_struct info;
     Guard guard;
     Status status;
@@ -94,23 +53,32 @@ Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t 
         return CORRUPT;
     }
     jpeg_create_decompress(&info);
+    jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
     jpeg_mem_src(&info, data, (unsigned long)length);
     jpeg_read_header(&info, TRUE);
     status = guard.truncated ? TRUNCATED : check_header(&info, max_pixels);
     size[0] = info.image_width;
     size[1] = info.image_height;
+    size[2] = 1;
+    for (jpeg_saved_marker_ptr marker = info.marker_list; marker && size[2] == 1; marker = marker->next)
+        size[2] = exif_orientation(marker->data, marker->data_length);
     jpeg_destroy_decompress(&info);
     return status;
 }
 
-/* The largest power of two by which the crop can shrink and still be no smaller than the output. Not where
-   chroma has half the columns but all the rows (4:2:2): its columns would be halved once more. */
-static unsigned choose_denominator(j_decompress_ptr info, const int64_t box[4], int px) {
-    int64_t width = box[2] - box[0], height = box[3] - box[1];
-    unsigned denominator = 1;
-    if (info->max_h_samp_factor != info->max_v_samp_factor)
-        return 1;
-    while (denominator < 8 && width >= 2 * (int64_t)denominator * px && height >= 2 * (int64_t)denominator * px)
+/* A whole file ends in an end-of-image marker, perhaps with something behind it. */
+static int has_end(const uint8_t *data, size_t length) {
+    for (size_t i = length - 1; i >= 2; i--)
+        if (data[i] == 0xD9 && data[i - 1] == 0xFF)
+            return 1;
+    return 0;
+}
+
+/* The largest power of two by which a crop can shrink and still be no smaller than the output. */
+static int64_t largest_denominator(const Crop *crop) {
+    int64_t width = crop->box[2] - crop->box[0], height = crop->box[3] - crop->box[1];
+    int64_t denominator = 1;
+    while (denominator < 8 && width >= 2 * denominator * crop->width && height >= 2 * denominator * crop->height)
         denominator *= 2;
     return denominator;
 }
@@ -152,33 +120,64 @@ static Status read_region(j_decompress_ptr info, Workspace *workspace, Region *r
     return OK;
 }
 
-static Status resize_region(j_decompress_ptr info, Workspace *workspace, const Region *region, const int64_t box[4],
-                            int px, int flip, uint8_t *out) {
+/* `from` has the output's sides (swapped if it shall be transposed). */
+static void turn_pixels(const uint8_t *from, const Crop *crop, uint8_t *out) {
+    for (int y = 0; y < crop->height; y++)
+        for (int x = 0; x < crop->width; x++) {
+            int column = crop->turn & MIRROR_COLUMNS ? crop->width - 1 - x : x;
+            int row = crop->turn & MIRROR_ROWS ? crop->height - 1 - y : y;
+            size_t place = crop->turn & TRANSPOSE ? (size_t)column * (size_t)crop->height + (size_t)row
+                                                  : (size_t)row * (size_t)crop->width + (size_t)column;
+            memcpy(out + 3 * ((size_t)y * (size_t)crop->width + (size_t)x), from + 3 * place, 3);
+        }
+}
+
+static Status resize_region(j_decompress_ptr info, Workspace *workspace, const Region *region, const Crop *crop,
+                            uint8_t *out) {
     Axis horizontal, vertical;
+    const int64_t *box = crop->box;
     double scale = 1.0 / info->scale_denom;
+    int turned = crop->turn > MIRROR_COLUMNS; /* a mere mirror costs nothing on the way */
+    int out_width = crop->turn & TRANSPOSE ? crop->height : crop->width;
+    int out_height = crop->turn & TRANSPOSE ? crop->width : crop->height;
     int width = (int)info->output_width, height = (int)region->height;
     double left = box[0] * scale - region->left, right = box[2] * scale - region->left;
     double top = box[1] * scale - region->top, bottom = box[3] * scale - region->top;
     /* Nothing outside the crop is used: it is cut out first and resized then. */
-    int failed = make_axis(&horizontal, px, left, right, (int)left, (int)at_most((int64_t)(right + 0.999), width)) |
-                 make_axis(&vertical, px, top, bottom, (int)top, (int)at_most((int64_t)(bottom + 0.999), height));
+    Interval columns = {left, right, (int)left, (int)at_most((int64_t)(right + 0.999), width)};
+    Interval rows = {top, bottom, (int)top, (int)at_most((int64_t)(bottom + 0.999), height)};
+    int failed = make_axis(&horizontal, out_width, columns, crop->bicubic) |
+                 make_axis(&vertical, out_height, rows, crop->bicubic);
+    if (turned && !failed)
+        failed = reserve((void **)&workspace->unturned, &workspace->unturned_room,
+                         3 * (size_t)out_width * (size_t)out_height);
     if (!failed)
-        resample(workspace->pixels, 4 * width, &horizontal, &vertical, px, flip, workspace->row, out);
+        resample(workspace->pixels, 4 * width, &horizontal, &vertical, !turned && crop->turn, workspace->row,
+                 turned ? workspace->unturned : out);
+    if (turned && !failed)
+        turn_pixels(workspace->unturned, crop, out);
     free_axis(&horizontal);
     free_axis(&vertical);
     return failed ? OUT_OF_MEMORY : OK;
 }
 
-Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const int64_t box[4],
-                 int px, int flip, uint8_t *out) {
+/* libjpeg's fast path wants some bytes in hand, even at the end. They begin with an end marker, so that data which
+   lacks its end is noticed: it is read on into them. */
+static void pad(uint8_t *data, size_t length) {
+    memset(data + length, 0, PADDING);
+    data[length] = 0xFF;
+    data[length + 1] = JPEG_EOI;
+}
+
+static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
+                     uint8_t *out) {
     struct jpeg_decompress_struct info;
     Guard guard;
     Region region;
     Status status;
-    if (!starts_like_jpeg(data, length))
-        return FOREIGN;
-    if (!has_end(data, length))
-        return TRUNCATED;
+    const int64_t *box = crop->box;
+    int64_t started = now_ns();
+    pad(data, length);
     arm(&info, &guard);
     if (setjmp(guard.escape)) {
         jpeg_destroy_decompress(&info);
@@ -186,7 +185,7 @@ Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_
     }
     jpeg_create_decompress(&info);
     info.progress = &guard.progress;
-    jpeg_mem_src(&info, data, (unsigned long)length);
+    jpeg_mem_src(&info, data, (unsigned long)(length + PADDING));
     jpeg_read_header(&info, TRUE);
     status = check_header(&info, max_pixels);
     if (status == OK && (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3] ||
@@ -195,13 +194,40 @@ Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_
     if (status == OK) {
         info.out_color_space = JCS_EXT_RGBX;
         info.scale_num = 1;
-        info.scale_denom = choose_denominator(&info, box, px);
+        /* Not where chroma has half the columns but all the rows (4:2:2): its columns would be halved once more. */
+        info.scale_denom =
+            info.max_h_samp_factor == info.max_v_samp_factor ? (unsigned)largest_denominator(crop) : 1;
         jpeg_start_decompress(&info);
         region = padded_region(box, &info);
         status = read_region(&info, workspace, &region);
+        if (info.src->next_input_byte > data + length)
+            guard.truncated = 1;
     }
+    int64_t decoded = now_ns();
+    workspace->decode_ns += decoded - started;
     if (status == OK)
-        status = resize_region(&info, workspace, &region, box, px, flip, out);
+        status = resize_region(&info, workspace, &region, crop, out);
+    workspace->resize_ns += now_ns() - decoded;
     jpeg_destroy_decompress(&info);
     return status == OK && guard.truncated ? TRUNCATED : status;
+}
+
+Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
+                 uint8_t *out) {
+    int64_t margin = (PAD + 1) * largest_denominator(crop), left, top;
+    const int64_t *box = crop->box;
+    size_t tiles_length;
+    if (!starts_like_jpeg(data, length))
+        return FOREIGN;
+    if (!has_end(data, length))
+        return TRUNCATED;
+    if (reserve((void **)&workspace->tiles, &workspace->tiles_room, TILED_ROOM * length + PADDING))
+        return OUT_OF_MEMORY;
+    Part part = {at_least(box[0] - margin, 0), at_least(box[1] - margin, 0), box[2] + margin, box[3] + margin};
+    if (!cut_tiles(data, length, &part, workspace->tiles, &tiles_length, &left, &top))
+        return decode(workspace, data, length, max_pixels, crop, out);
+    int64_t moved[4] = {box[0] - left, box[1] - top, box[2] - left, box[3] - top};
+    Crop within = *crop;
+    within.box = moved;
+    return decode(workspace, workspace->tiles, tiles_length, max_pixels, &within, out);
 }

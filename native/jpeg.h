@@ -1,5 +1,5 @@
-/* One JPEG in memory: its size, or a crop of it resized to a square. Whatever the bytes are, the answer is
-   pixels or a status; nothing is written to stderr, nothing exits. */
+/* One JPEG in memory: its size, a crop of it resized, or the same image tiled. Whatever the bytes are, the answer is
+   a result or a status; nothing is written to stderr, nothing exits. */
 #ifndef FORTYFOLD_JPEG_H
 #define FORTYFOLD_JPEG_H
 
@@ -18,20 +18,40 @@ typedef enum {
     BAD_BOX = 8 /* the crop does not lie in the image: the file changed since its size was read */
 } Status;
 
-/* Memory that is kept from image to image; one for each thread. Zero it first, free_workspace() at the end. */
+/* How a crop becomes an output image: `box` (left, top, right, bottom in whole pixels of the image as stored) is
+   resized and then turned: transposed if turn & TRANSPOSE, then mirrored. The output is width × height × 3 bytes. */
+enum { MIRROR_COLUMNS = 1, MIRROR_ROWS = 2, TRANSPOSE = 4 };
 typedef struct {
-    uint8_t *file, *pixels;
+    const int64_t *box;
+    int width, height;
+    int turn;
+    int bicubic; /* else bilinear; both antialiased */
+} Crop;
+
+/* Memory that is kept from image to image, and where the time went; one for each thread. Zero it first,
+   free_workspace() at the end. */
+typedef struct {
+    uint8_t *file, *tiles, *pixels, *unturned;
     int16_t *row;
-    size_t file_room, pixels_room, row_room;
+    size_t file_room, tiles_room, pixels_room, unturned_room, row_room;
+    int64_t read_ns, decode_ns, resize_ns;
 } Workspace;
+
+#define PADDING 4096 /* bytes behind the data that jpeg_crop() may overwrite: libjpeg is faster away from the end */
 
 void free_workspace(Workspace *workspace);
 /* At least `bytes` at *block, contents not kept; 0, or -1 when out of memory. */
 int reserve(void **block, size_t *room, size_t bytes);
+int64_t now_ns(void);
 
-Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[2]);
-/* box: left, top, right, bottom in whole pixels; out: px × px × 3 bytes. */
-Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const int64_t box[4],
-                 int px, int flip, uint8_t *out);
+/* size: width, height and EXIF orientation (1…8) of the image as stored. */
+Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[3]);
+
+/* `data` has room for PADDING bytes behind its `length`. */
+Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop, uint8_t *out);
+
+/* The same coefficients once more, sequential, with a restart marker every few MCUs (see tile.h), all other segments
+   of the header kept. The result is malloc()ed. Damaged images are not OK, even where they could be decoded. */
+Status jpeg_tile(const uint8_t *data, size_t length, size_t max_pixels, uint8_t **out, size_t *out_length);
 
 #endif

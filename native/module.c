@@ -1,11 +1,16 @@
-/* Python's view: two functions that take a whole batch, release the GIL and share the work among threads.
+/* Python's view: functions that take a whole batch, release the GIL and share the work among threads.
 
-   read_sizes(paths, sizes, statuses, max_pixels, num_threads)
-   decode_crops(paths, boxes, flips, out, statuses, px, max_pixels, num_threads)
+   read_sizes(files, which, offsets, lengths, sizes, statuses, max_pixels, num_threads)
+   decode_crops(files, which, offsets, lengths, boxes, turns, out, statuses, nanoseconds,
+                width, height, bicubic, max_pixels, num_threads)
+   fetch(files, which, offsets, lengths, num_threads)
+   tile(jpeg, max_pixels)
 
-   paths: a list of bytes. sizes (int64, n × 2), boxes (int64, n × 4), flips (uint8, n), statuses (int32, n),
-   out (uint8, n × px × px × 3): contiguous buffers. A status is one of jpeg.h's. Bound in data/decode.py only,
-   which has checked the shapes; the lengths are checked here once more, since a mistake would write anywhere. */
+   Image i is the `lengths[i]` bytes (-1: all) at `offsets[i]` of file which[i] of `files`, a list of paths as bytes.
+   which: int32; offsets, lengths: int64; sizes: int64, n × 3 (width, height, EXIF orientation); boxes: int64, n × 4;
+   turns: uint8; statuses: int32 (jpeg.h says what they mean); out: uint8, n × height × width × 3; nanoseconds: int64,
+   3 (reading, decoding, resizing: summed over the threads). All contiguous. Bound in data/decode.py only, which has
+   checked the shapes; the lengths are checked here once more, since a mistake would write anywhere. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -14,6 +19,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,77 +29,96 @@
 #include "jpeg.h"
 #include "resample.h"
 
-#define HEAD_BYTES 65536
-#define MAX_FILE_BYTES ((off_t)1 << 30)
+#define HEAD_BYTES 16384
+#define MAX_FILE_BYTES ((int64_t)1 << 30)
 #define MAX_THREADS 256
 
-typedef struct {
-    const char **paths;
-    Py_ssize_t count;
+typedef struct Batch Batch;
+typedef Status Job(const Batch *batch, Py_ssize_t i, Workspace *workspace);
+
+struct Batch {
+    Job *job;
+    const char **files;
+    Py_ssize_t num_files, count;
+    const int32_t *which;
+    const int64_t *offsets, *lengths;
     size_t max_pixels;
-    int64_t *sizes; /* set: read sizes; not set: decode crops */
+    int64_t *sizes;
     const int64_t *boxes;
-    const uint8_t *flips;
+    const uint8_t *turns;
     uint8_t *out;
     int32_t *statuses;
-    int px;
+    int width, height, bicubic;
     atomic_long next;
-} Batch;
+    atomic_llong read_ns, decode_ns, resize_ns;
+};
 
-/* The file's first `limit` bytes (0: all) into the workspace. */
-static Status read_file(const char *path, off_t limit, Workspace *workspace, size_t *length, int *whole) {
-    struct stat about;
-    size_t wanted, got = 0;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0)
-        return UNREADABLE_FILE;
-    if (fstat(descriptor, &about) || !S_ISREG(about.st_mode) || about.st_size > MAX_FILE_BYTES) {
-        close(descriptor);
-        return UNREADABLE_FILE;
-    }
-    *whole = limit == 0 || about.st_size <= limit;
-    wanted = (size_t)(*whole ? about.st_size : limit);
-    if (reserve((void **)&workspace->file, &workspace->file_room, wanted + 1)) {
-        close(descriptor);
+static Status read_open_file(int descriptor, int64_t offset, int64_t wanted, Workspace *workspace, size_t *length) {
+    int64_t got = 0;
+    if (reserve((void **)&workspace->file, &workspace->file_room, (size_t)wanted + PADDING))
         return OUT_OF_MEMORY;
-    }
     while (got < wanted) {
-        ssize_t part = pread(descriptor, workspace->file + got, wanted - got, (off_t)got);
-        if (part < 0) {
-            close(descriptor);
+        ssize_t part = pread(descriptor, workspace->file + got, (size_t)(wanted - got), (off_t)(offset + got));
+        if (part < 0)
             return UNREADABLE_FILE;
-        }
         if (part == 0)
             break; /* it shrank while we read: what is there decides */
-        got += (size_t)part;
+        got += part;
+    }
+    *length = (size_t)got;
+    return got ? OK : EMPTY_FILE;
+}
+
+/* The image's first `limit` bytes (0: all) into the workspace; *whole tells whether that is all. */
+static Status read_image(const Batch *batch, Py_ssize_t i, int64_t limit, Workspace *workspace, size_t *length,
+                         int *whole) {
+    struct stat about;
+    Status status = UNREADABLE_FILE;
+    int64_t started = now_ns(), offset = batch->offsets[i], size = batch->lengths[i];
+    int descriptor = open(batch->files[batch->which[i]], O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return UNREADABLE_FILE;
+    if (!fstat(descriptor, &about) && S_ISREG(about.st_mode) && offset >= 0) {
+        int64_t there = offset < about.st_size ? (int64_t)about.st_size - offset : 0;
+        size = size < 0 || size > there ? there : size;
+        *whole = limit == 0 || size <= limit;
+        if (size <= MAX_FILE_BYTES)
+            status = read_open_file(descriptor, offset, *whole ? size : limit, workspace, length);
     }
     close(descriptor);
-    *length = got;
-    return got ? OK : EMPTY_FILE;
+    workspace->read_ns += now_ns() - started;
+    return status;
 }
 
 static Status one_size(const Batch *batch, Py_ssize_t i, Workspace *workspace) {
     size_t length;
     int whole;
-    Status status = read_file(batch->paths[i], HEAD_BYTES, workspace, &length, &whole);
+    Status status = read_image(batch, i, HEAD_BYTES, workspace, &length, &whole);
     if (status == OK)
-        status = jpeg_size(workspace->file, length, batch->max_pixels, batch->sizes + 2 * i);
+        status = jpeg_size(workspace->file, length, batch->max_pixels, batch->sizes + 3 * i);
     if ((status == TRUNCATED || status == CORRUPT) && !whole) { /* a header longer than usual */
-        status = read_file(batch->paths[i], 0, workspace, &length, &whole);
+        status = read_image(batch, i, 0, workspace, &length, &whole);
         if (status == OK)
-            status = jpeg_size(workspace->file, length, batch->max_pixels, batch->sizes + 2 * i);
+            status = jpeg_size(workspace->file, length, batch->max_pixels, batch->sizes + 3 * i);
     }
     return status;
 }
 
 static Status one_crop(const Batch *batch, Py_ssize_t i, Workspace *workspace) {
-    size_t length, image_bytes = (size_t)batch->px * (size_t)batch->px * 3;
+    size_t length, image_bytes = (size_t)batch->width * (size_t)batch->height * 3;
     int whole;
-    Status status = read_file(batch->paths[i], 0, workspace, &length, &whole);
+    Crop crop = {batch->boxes + 4 * i, batch->width, batch->height, batch->turns[i] & 7, batch->bicubic};
+    Status status = read_image(batch, i, 0, workspace, &length, &whole);
     if (status == OK)
-        status = jpeg_crop(workspace, workspace->file, length, batch->max_pixels, batch->boxes + 4 * i, batch->px,
-                           batch->flips[i], batch->out + (size_t)i * image_bytes);
+        status = jpeg_crop(workspace, workspace->file, length, batch->max_pixels, &crop,
+                           batch->out + (size_t)i * image_bytes);
     return status;
+}
+
+static Status one_fetch(const Batch *batch, Py_ssize_t i, Workspace *workspace) {
+    size_t length;
+    int whole;
+    return read_image(batch, i, 0, workspace, &length, &whole);
 }
 
 static void *work(void *argument) {
@@ -104,8 +129,13 @@ static void *work(void *argument) {
         long i = atomic_fetch_add(&batch->next, 1);
         if (i >= batch->count)
             break;
-        batch->statuses[i] = batch->sizes ? one_size(batch, i, &workspace) : one_crop(batch, i, &workspace);
+        Status status = batch->job(batch, i, &workspace);
+        if (batch->statuses)
+            batch->statuses[i] = status;
     }
+    atomic_fetch_add(&batch->read_ns, workspace.read_ns);
+    atomic_fetch_add(&batch->decode_ns, workspace.decode_ns);
+    atomic_fetch_add(&batch->resize_ns, workspace.resize_ns);
     free_workspace(&workspace);
     return NULL;
 }
@@ -126,85 +156,165 @@ static void share_work(Batch *batch, int num_threads) {
 }
 
 /* Pointers into a list of bytes, which must live as long as they are used. */
-static const char **collect_paths(PyObject *list, Py_ssize_t count) {
-    const char **paths = PyMem_Malloc((size_t)(count ? count : 1) * sizeof *paths);
-    if (!paths) {
+static const char **collect_files(PyObject *list, Py_ssize_t count) {
+    const char **files = PyMem_Malloc((size_t)(count ? count : 1) * sizeof *files);
+    if (!files) {
         PyErr_NoMemory();
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PyList_GetItem(list, i);
-        paths[i] = item ? PyBytes_AsString(item) : NULL;
-        if (!paths[i]) {
-            PyMem_Free(paths);
+        files[i] = item ? PyBytes_AsString(item) : NULL;
+        if (!files[i]) {
+            PyMem_Free(files);
             return NULL;
         }
     }
-    return paths;
+    return files;
 }
 
-static PyObject *run(Batch *batch, PyObject *list, int num_threads) {
-    batch->paths = collect_paths(list, batch->count);
-    if (!batch->paths)
+/* The arguments that say where the images are. */
+typedef struct {
+    PyObject *list;
+    Py_buffer which, offsets, lengths;
+} Places;
+
+static void release(Places *places) {
+    PyBuffer_Release(&places->which);
+    PyBuffer_Release(&places->offsets);
+    PyBuffer_Release(&places->lengths);
+}
+
+static int fits(const Places *places, Batch *batch) {
+    batch->num_files = PyList_Check(places->list) ? PyList_Size(places->list) : -1;
+    batch->count = places->which.len / 4;
+    batch->which = places->which.buf;
+    batch->offsets = places->offsets.buf;
+    batch->lengths = places->lengths.buf;
+    if (batch->num_files < 0 || places->which.len != batch->count * 4 || places->offsets.len != batch->count * 8 ||
+        places->lengths.len != batch->count * 8)
+        return 0;
+    for (Py_ssize_t i = 0; i < batch->count; i++)
+        if (batch->which[i] < 0 || batch->which[i] >= batch->num_files)
+            return 0;
+    return 1;
+}
+
+static PyObject *run(Batch *batch, const Places *places, int others_fit, int num_threads) {
+    if (!fits(places, batch) || !others_fit) {
+        PyErr_SetString(PyExc_ValueError, "the buffers do not fit each other");
+        return NULL;
+    }
+    batch->files = collect_files(places->list, batch->num_files);
+    if (!batch->files)
         return NULL;
     atomic_init(&batch->next, 0);
     Py_BEGIN_ALLOW_THREADS
     share_work(batch, num_threads);
     Py_END_ALLOW_THREADS
-    PyMem_Free((void *)batch->paths);
+    PyMem_Free((void *)batch->files);
     Py_RETURN_NONE;
 }
 
 static PyObject *read_sizes(PyObject *self, PyObject *arguments) {
-    PyObject *list, *result = NULL;
+    PyObject *result;
+    Places places;
     Py_buffer sizes, statuses;
-    Py_ssize_t max_pixels;
+    Py_ssize_t max_pixels, count;
     int num_threads;
     Batch batch;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "Ow*w*ni", &list, &sizes, &statuses, &max_pixels, &num_threads))
+    if (!PyArg_ParseTuple(arguments, "Oy*y*y*w*w*ni", &places.list, &places.which, &places.offsets, &places.lengths,
+                          &sizes, &statuses, &max_pixels, &num_threads))
         return NULL;
     memset(&batch, 0, sizeof batch);
-    batch.count = PyList_Check(list) ? PyList_Size(list) : -1;
+    batch.job = one_size;
     batch.sizes = sizes.buf;
     batch.statuses = statuses.buf;
     batch.max_pixels = (size_t)max_pixels;
-    if (batch.count < 0 || sizes.len != batch.count * 16 || statuses.len != batch.count * 4)
-        PyErr_SetString(PyExc_ValueError, "the buffers do not fit the list of paths");
-    else
-        result = run(&batch, list, num_threads);
+    count = places.which.len / 4;
+    result = run(&batch, &places, sizes.len == count * 24 && statuses.len == count * 4, num_threads);
     PyBuffer_Release(&sizes);
     PyBuffer_Release(&statuses);
+    release(&places);
     return result;
 }
 
 static PyObject *decode_crops(PyObject *self, PyObject *arguments) {
-    PyObject *list, *result = NULL;
-    Py_buffer boxes, flips, out, statuses;
-    Py_ssize_t max_pixels;
-    int px, num_threads;
+    PyObject *result;
+    Places places;
+    Py_buffer boxes, turns, out, statuses, nanoseconds;
+    Py_ssize_t max_pixels, count;
+    int num_threads, fit;
     Batch batch;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "Oy*y*w*w*ini", &list, &boxes, &flips, &out, &statuses, &px, &max_pixels,
+    memset(&batch, 0, sizeof batch);
+    if (!PyArg_ParseTuple(arguments, "Oy*y*y*y*y*w*w*w*iiini", &places.list, &places.which, &places.offsets,
+                          &places.lengths, &boxes, &turns, &out, &statuses, &nanoseconds, &batch.width, &batch.height,
+                          &batch.bicubic, &max_pixels, &num_threads))
+        return NULL;
+    batch.job = one_crop;
+    batch.boxes = boxes.buf;
+    batch.turns = turns.buf;
+    batch.out = out.buf;
+    batch.statuses = statuses.buf;
+    batch.max_pixels = (size_t)max_pixels;
+    count = places.which.len / 4;
+    fit = batch.width >= 1 && batch.width <= 32768 && batch.height >= 1 && batch.height <= 32768 &&
+          boxes.len == count * 32 && turns.len == count && statuses.len == count * 4 && nanoseconds.len == 24 &&
+          out.len == count * (Py_ssize_t)batch.width * batch.height * 3;
+    result = run(&batch, &places, fit, num_threads);
+    if (result) {
+        int64_t *totals = nanoseconds.buf;
+        totals[0] = batch.read_ns;
+        totals[1] = batch.decode_ns;
+        totals[2] = batch.resize_ns;
+    }
+    PyBuffer_Release(&boxes);
+    PyBuffer_Release(&turns);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&statuses);
+    PyBuffer_Release(&nanoseconds);
+    release(&places);
+    return result;
+}
+
+static PyObject *fetch(PyObject *self, PyObject *arguments) {
+    PyObject *result;
+    Places places;
+    int num_threads;
+    Batch batch;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Oy*y*y*i", &places.list, &places.which, &places.offsets, &places.lengths,
                           &num_threads))
         return NULL;
     memset(&batch, 0, sizeof batch);
-    batch.count = PyList_Check(list) ? PyList_Size(list) : -1;
-    batch.boxes = boxes.buf;
-    batch.flips = flips.buf;
-    batch.out = out.buf;
-    batch.statuses = statuses.buf;
-    batch.px = px;
-    batch.max_pixels = (size_t)max_pixels;
-    if (batch.count < 0 || px < 1 || px > 32768 || boxes.len != batch.count * 32 || flips.len != batch.count ||
-        statuses.len != batch.count * 4 || out.len != batch.count * (Py_ssize_t)px * px * 3)
-        PyErr_SetString(PyExc_ValueError, "the buffers do not fit the list of paths");
-    else
-        result = run(&batch, list, num_threads);
-    PyBuffer_Release(&boxes);
-    PyBuffer_Release(&flips);
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&statuses);
+    batch.job = one_fetch;
+    result = run(&batch, &places, 1, num_threads);
+    release(&places);
+    return result;
+}
+
+static PyObject *tile(PyObject *self, PyObject *arguments) {
+    PyObject *result;
+    Py_buffer jpeg;
+    Py_ssize_t max_pixels;
+    Status status;
+    uint8_t *out = NULL;
+    size_t length = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y*n", &jpeg, &max_pixels))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = jpeg_tile(jpeg.buf, (size_t)jpeg.len, (size_t)max_pixels, &out, &length);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&jpeg);
+    if (status == OUT_OF_MEMORY)
+        return PyErr_NoMemory();
+    if (status != OK)
+        Py_RETURN_NONE;
+    result = PyBytes_FromStringAndSize((const char *)out, (Py_ssize_t)length);
+    free(out);
     return result;
 }
 
@@ -215,9 +325,10 @@ static PyObject *allow_simd(PyObject *self, PyObject *allowed) {
 }
 
 static PyMethodDef methods[] = {
-    {"read_sizes", read_sizes, METH_VARARGS, "read_sizes(paths, sizes, statuses, max_pixels, num_threads)"},
-    {"decode_crops", decode_crops, METH_VARARGS,
-     "decode_crops(paths, boxes, flips, out, statuses, px, max_pixels, num_threads)"},
+    {"read_sizes", read_sizes, METH_VARARGS, "width, height and orientation of each image, from its header"},
+    {"decode_crops", decode_crops, METH_VARARGS, "a crop of each image, resized and turned"},
+    {"fetch", fetch, METH_VARARGS, "read each image's bytes, so that the system has them at hand"},
+    {"tile", tile, METH_VARARGS, "tile(jpeg, max_pixels): the same image tiled, or None if it is damaged or foreign"},
     {"allow_simd", allow_simd, METH_O, "allow_simd(allowed): the pixels are the same either way"},
     {NULL, NULL, 0, NULL}};
 

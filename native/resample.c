@@ -24,6 +24,14 @@ static double triangle(double x) {
     return x < 1.0 ? 1.0 - x : 0.0;
 }
 
+/* Catmull-Rom: a = -0.5, as Pillow has it. */
+static double cubic(double x) {
+    x = fabs(x);
+    if (x < 1.0)
+        return (1.5 * x - 2.5) * x * x + 1.0;
+    return x < 2.0 ? ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0 : 0.0;
+}
+
 void free_axis(Axis *axis) {
     free(axis->first);
     free(axis->taps);
@@ -43,13 +51,15 @@ static void quantise(const double *exact, double sum, int taps, int16_t *weights
     weights[largest] = (int16_t)(weights[largest] + (1 << WEIGHT_BITS) - total);
 }
 
-int make_axis(Axis *axis, int size, double start, double end, int low, int high) {
-    double scale = (end - start) / size;
-    double support = scale > 1.0 ? scale : 1.0;
+int make_axis(Axis *axis, int size, Interval input, int bicubic) {
+    double scale = (input.end - input.start) / size;
+    double stretch = scale > 1.0 ? scale : 1.0;
+    double support = bicubic ? 2.0 * stretch : stretch;
     int widest = 2 * ((int)ceil(support) + 1);
     double *exact = malloc((size_t)widest * sizeof *exact);
     memset(axis, 0, sizeof *axis);
     axis->stride = widest;
+    axis->size = size;
     axis->first = malloc((size_t)size * sizeof *axis->first);
     axis->taps = malloc((size_t)size * sizeof *axis->taps);
     axis->weights = calloc((size_t)size * (size_t)widest, sizeof *axis->weights);
@@ -58,18 +68,19 @@ int make_axis(Axis *axis, int size, double start, double end, int low, int high)
         return -1;
     }
     for (int i = 0; i < size; i++) {
-        double centre = start + (i + 0.5) * scale, sum = 0.0;
+        double centre = input.start + (i + 0.5) * scale, sum = 0.0;
         int from = (int)(centre - support + 0.5), to = (int)(centre + support + 0.5);
-        if (from < low)
-            from = low;
-        if (to > high)
-            to = high;
+        if (from < input.low)
+            from = input.low;
+        if (to > input.high)
+            to = input.high;
         if (from >= to) /* a sliver between two input pixels: take the nearer one */
-            from = to - 1 >= low ? to - 1 : low, to = from + 1;
+            from = to - 1 >= input.low ? to - 1 : input.low, to = from + 1;
         if (to - from > widest)
             to = from + widest;
         for (int t = 0; t < to - from; t++) {
-            exact[t] = triangle((from + t + 0.5 - centre) / support);
+            double distance = (from + t + 0.5 - centre) / stretch;
+            exact[t] = bicubic ? cubic(distance) : triangle(distance);
             sum += exact[t];
         }
         if (sum <= 0.0)
@@ -97,11 +108,11 @@ static uint8_t to_byte(int32_t sum) {
     return (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
 }
 
-static void blend_columns_portable(const int16_t *row, const Axis *axis, int px, int flip, uint8_t *out) {
-    for (int i = 0; i < px; i++) {
+static void blend_columns_portable(const int16_t *row, const Axis *axis, int flip, uint8_t *out) {
+    for (int i = 0; i < axis->size; i++) {
         const int16_t *source = row + 4 * (size_t)axis->first[i];
         const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
-        uint8_t *target = out + 3 * (size_t)(flip ? px - 1 - i : i);
+        uint8_t *target = out + 3 * (size_t)(flip ? axis->size - 1 - i : i);
         int32_t sums[3] = {1 << (HORIZONTAL_SHIFT - 1), 1 << (HORIZONTAL_SHIFT - 1), 1 << (HORIZONTAL_SHIFT - 1)};
         for (int t = 0; t < axis->taps[i]; t++)
             for (int c = 0; c < 3; c++)
@@ -141,11 +152,11 @@ __attribute__((target("avx2"))) static int blend_rows_avx2(const uint8_t *pixels
 
 /* Two input pixels (8 values) make one madd: channel by channel their two values, times the two weights.
    A pixel behind the last tap is read with weight 0; the scratch row has room for it. */
-__attribute__((target("avx2"))) static void blend_columns_avx2(const int16_t *row, const Axis *axis, int px, int flip,
+__attribute__((target("avx2"))) static void blend_columns_avx2(const int16_t *row, const Axis *axis, int flip,
                                                                uint8_t *out) {
     const __m128i by_channel = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     const __m128i half = _mm_set1_epi32(1 << (HORIZONTAL_SHIFT - 1));
-    for (int i = 0; i < px; i++) {
+    for (int i = 0; i < axis->size; i++) {
         const int16_t *source = row + 4 * (size_t)axis->first[i];
         const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
         __m128i sum = half;
@@ -157,29 +168,29 @@ __attribute__((target("avx2"))) static void blend_columns_avx2(const int16_t *ro
         }
         sum = _mm_srai_epi32(sum, HORIZONTAL_SHIFT);
         uint32_t bytes = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(_mm_packs_epi32(sum, sum), sum));
-        memcpy(out + 3 * (size_t)(flip ? px - 1 - i : i), &bytes, 3);
+        memcpy(out + 3 * (size_t)(flip ? axis->size - 1 - i : i), &bytes, 3);
     }
 }
 
 static int use_avx2(void) { return simd_allowed && __builtin_cpu_supports("avx2"); }
 #endif
 
-void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int px, int flip,
+void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int flip,
               int16_t *scratch, uint8_t *out) {
     memset(scratch + row_bytes, 0, 32 * sizeof *scratch);
-    for (int y = 0; y < px; y++) {
+    for (int y = 0; y < vertical->size; y++) {
         const uint8_t *rows = pixels + (size_t)vertical->first[y] * (size_t)row_bytes;
         const int16_t *weights = vertical->weights + (size_t)y * (size_t)vertical->stride;
-        uint8_t *target = out + (size_t)y * (size_t)px * 3;
+        uint8_t *target = out + (size_t)y * (size_t)horizontal->size * 3;
 #ifdef HAVE_AVX2_PATH
         if (use_avx2()) {
             int done = blend_rows_avx2(rows, row_bytes, vertical->taps[y], weights, scratch);
             blend_rows_portable(rows, row_bytes, vertical->taps[y], weights, done, scratch);
-            blend_columns_avx2(scratch, horizontal, px, flip, target);
+            blend_columns_avx2(scratch, horizontal, flip, target);
             continue;
         }
 #endif
         blend_rows_portable(rows, row_bytes, vertical->taps[y], weights, 0, scratch);
-        blend_columns_portable(scratch, horizontal, px, flip, target);
+        blend_columns_portable(scratch, horizontal, flip, target);
     }
 }

@@ -1,4 +1,4 @@
-/* Antialiased resize of an RGBX region to a square of RGB, equal in meaning to Pillow's BILINEAR. */
+/* Antialiased resize of an RGBX region to RGB, equal in meaning to Pillow's BILINEAR and BICUBIC. */
 #ifndef FORTYFOLD_RESAMPLE_H
 #define FORTYFOLD_RESAMPLE_H
 
@@ -11,18 +11,24 @@ typedef struct {
     int32_t *first;
     int32_t *taps;
     int16_t *weights;
+    int size;
     int stride; /* taps of the widest pixel, rounded up to even; unused weights are 0 */
 } Axis;
 
-/* Resample `size` outputs from [start, end) (in input pixels, with fractions); inputs outside [low, high)
-   are not used. Returns 0, or -1 when out of memory; free_axis() in both cases. */
-int make_axis(Axis *axis, int size, double start, double end, int low, int high);
+/* Where on the input an axis lies: [start, end) with fractions; inputs outside [low, high) are not used. */
+typedef struct {
+    double start, end;
+    int low, high;
+} Interval;
+
+/* `size` outputs from `input`. Returns 0, or -1 when out of memory; free_axis() in both cases. */
+int make_axis(Axis *axis, int size, Interval input, int bicubic);
 void free_axis(Axis *axis);
 
 /* `pixels` holds rows of `row_bytes` bytes, 4 bytes a pixel; the axes count from its first pixel. `scratch`
    has room for row_bytes int16 values and 32 more. Rows and columns behind the last tap are read up to one
-   pixel, never written. The result is px × px × 3 bytes, mirrored if `flip`. */
-void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int px, int flip,
+   pixel, never written. The result has the axes' sizes, 3 bytes a pixel, mirrored if `flip`. */
+void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int flip,
               int16_t *scratch, uint8_t *out);
 
 /* 1: use AVX2 where the processor has it (the default); 0: portable code only. The pixels are the same. */

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fortyfold.data.index as index_module
-from fortyfold.data.index import cache_folder, find_split, open_folder, open_split, with_classes
+import fortyfold.data.folders as folders_module
+from fortyfold.data.folders import cache_folder
+from fortyfold.data.index import with_classes
+from fortyfold.data.splits import find_split, open_folder, open_split
 from fortyfold.spec.errors import UserError
 
 
@@ -29,13 +31,13 @@ def age(folder: Path, seconds: float = 10) -> None:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that were scanned, not taken from the cache."""
     seen: list[Path] = []
-    scan: Callable[..., object] = index_module._scan
+    scan: Callable[..., object] = folders_module._scan
 
     def counting(folder: Path, progress: object) -> object:
         seen.append(folder)
         return scan(folder, progress)
 
-    monkeypatch.setattr(index_module, "_scan", counting)
+    monkeypatch.setattr(folders_module, "_scan", counting)
     return seen
 
 

@@ -9,8 +9,11 @@ import pytest
 from images import encoded, malformed, pixels
 
 from fortyfold.data import decode
-from fortyfold.data.index import Index, open_folder, open_split
-from fortyfold.data.loader import Batch, Loader
+from fortyfold.data.index import Index
+from fortyfold.data.places import Places
+from fortyfold.data.reader import Batch, Reader
+from fortyfold.data.requests import Sampler, eval_requests, train_requests
+from fortyfold.data.splits import open_folder, open_split
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.timeline import Timeline, build_timeline
 from fortyfold.spec.world import World
@@ -29,7 +32,8 @@ def timeline_for(num_samples: int, global_batch: int = 32) -> Timeline:
 
 def batches(index: Index, num_threads: int, first_step: int = 0, global_batch: int = 32) -> Iterator[Batch]:
     timeline = timeline_for(len(index), global_batch)
-    return Loader(index, num_threads).train_batches(timeline, 5, "keep", True, first_step)
+    requests = train_requests(Sampler(5), [index] * 2, timeline, first_step)
+    return Reader(num_threads).stream(requests)
 
 
 def test_batches_are_the_same_with_1_2_and_4_threads(index: Index) -> None:
@@ -74,7 +78,7 @@ def test_the_same_image_is_cropped_otherwise_in_another_epoch(index: Index) -> N
 
 
 def test_evaluation_sees_every_image_once_in_order(index: Index) -> None:
-    seen = list(Loader(index, 2).eval_batches(px=24, crop_ratio=0.875, rank_batch=32))
+    seen = list(Reader(2).stream(eval_requests(index, 24, 0.875, 32)))
     assert np.concatenate([batch.ids for batch in seen]).tolist() == list(range(len(index)))
     assert all(batch.images_nhwc.shape[1:] == (24, 24, 3) for batch in seen)
 
@@ -127,12 +131,12 @@ def test_a_substitute_depends_on_neither_threads_nor_batch(damaged: Index) -> No
 
 
 def test_a_fault_of_the_disk_is_not_a_bad_image(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(path: bytes) -> bytes:
-        raise OSError(5, "Input/output error", path)
+    def failing(places: Places, row: int) -> bytes:
+        raise OSError(5, "Input/output error", places.file(row))
 
     monkeypatch.setattr(decode, "_native", None)
-    monkeypatch.setattr(decode, "_read", failing)
-    index.known_sizes[:] = 0
+    monkeypatch.setattr(Places, "read", failing)
+    index.known_headers[:] = 0
     with pytest.raises(OSError, match="Input/output error"):
         next(batches(index, 2))
 
@@ -143,7 +147,7 @@ def test_a_file_that_vanishes_is_a_bad_image(tmp_path: Path) -> None:
         (tmp_path / "a" / f"{number}.jpg").write_bytes(encoded(pixels(40, 40, number)))
     index = open_folder(tmp_path)
     (tmp_path / "a" / "2.jpg").unlink()
-    (batch,) = Loader(index, 2).eval_batches(16, 1.0, 4)
+    (batch,) = Reader(2).stream(eval_requests(index, 16, 1.0, 4))
     assert [sample for sample, _ in batch.bad] == [2]
     assert "No such file" in batch.bad[0][1]
     assert batch.weights.tolist() == [1, 1, 0, 1]

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fortyfold.data import augment, decode, pillow_decode
-from fortyfold.data.decode import decode_crops, read_sizes
+from fortyfold.data.decode import decode_crops, read_headers
 from fortyfold.data.pillow_decode import BadImage
+from fortyfold.data.places import Places, whole_files
 
 Array = NDArray[Any]
 SUBSAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
@@ -26,22 +27,37 @@ def _native() -> None:
         skip_or_fail("native", "the native decoder was not built")
 
 
-def write(folder: Path, blobs: list[bytes]) -> list[bytes]:
+def write(folder: Path, blobs: list[bytes]) -> Places:
     paths = [folder / f"{number}.jpg" for number in range(len(blobs))]
     for path, blob in zip(paths, blobs, strict=True):
         path.write_bytes(blob)
-    return [str(path).encode() for path in paths]
+    return whole_files([str(path).encode() for path in paths])
 
 
-def crops(paths: list[bytes], boxes: Array, px: int, flips: Array | None = None, num_threads: int = 2) -> Array:
-    out = np.zeros((len(paths), px, px, 3), np.uint8)
-    reasons = decode_crops(paths, boxes, np.zeros(len(paths), bool) if flips is None else flips, out, num_threads)
+def read_sizes(places: Places, num_threads: int = 2) -> tuple[Array, dict[int, str]]:
+    headers, reasons = read_headers(places, num_threads)
+    return headers[:, :2], reasons
+
+
+def crops(places: Places, boxes: Array, px: int, flips: Array | None = None, num_threads: int = 2) -> Array:
+    out = np.zeros((len(places), px, px, 3), np.uint8)
+    reasons, seconds = decode_crops(places, boxes, no_turns(places) if flips is None else flips, out, num_threads)
     assert reasons == {}
+    assert min(seconds) > 0
     return out
 
 
+def no_turns(places: Places) -> Array:
+    return np.zeros(len(places), np.uint8)
+
+
 def expected(path: bytes, box: Array, px: int, flip: bool = False) -> Array:
-    return pillow_decode.decode_crop(Path(path.decode()).read_bytes(), box, px, flip)
+    return pillow_decode.decode_crop(Path(path.decode()).read_bytes(), box, px, px, int(flip))
+
+
+def all_expected(places: Places, boxes: Array, px: int, flips: Array | None = None) -> Array:
+    mirrored = no_turns(places) if flips is None else flips
+    return np.stack([expected(*row) for row in zip(places.files, boxes, [px] * len(places), mirrored, strict=True)])
 
 
 def differences(ours: Array, theirs: Array) -> Array:
@@ -50,7 +66,7 @@ def differences(ours: Array, theirs: Array) -> Array:
 
 
 @pytest.fixture(scope="module")
-def every_kind(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """All samplings × odd sizes × baseline and progressive, and grey ones: smooth pictures with noise on them."""
     blobs = []
     rng = np.random.default_rng(0)
@@ -64,10 +80,10 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     return write(tmp_path_factory.mktemp("kinds"), blobs)
 
 
-def test_every_kind_is_within_a_grey_level_of_pillow(every_kind: list[bytes]) -> None:
+def test_every_kind_is_within_a_grey_level_of_pillow(every_kind: Places) -> None:
     sizes, reasons = read_sizes(every_kind, 2)
     assert reasons == {}
-    for row, path in enumerate(every_kind):
+    for row, path in enumerate(every_kind.files):
         with Image.open(path.decode()) as image:
             assert tuple(sizes[row]) == image.size
     ids = np.arange(len(every_kind))
@@ -76,37 +92,35 @@ def test_every_kind_is_within_a_grey_level_of_pillow(every_kind: list[bytes]) ->
         flips = augment.flips(ids, 0, epoch)
         px = 112  # no crop is twice as large: nothing is scaled by the DCT
         ours = crops(every_kind, boxes, px, flips)
-        theirs = np.stack([expected(*row) for row in zip(every_kind, boxes, [px] * len(ids), flips, strict=True)])
+        theirs = all_expected(every_kind, boxes, px, flips)
         assert np.abs(ours.astype(int) - theirs).max() <= 1
 
 
-def test_crops_at_every_offset_do_not_depend_on_what_is_around(every_kind: list[bytes]) -> None:
+def test_crops_at_every_offset_do_not_depend_on_what_is_around(every_kind: Places) -> None:
     """Partial decoding pads its region, so that chroma at the crop's edge is a full decode's."""
-    for path in every_kind[:6]:
+    for path in every_kind.files[:6]:
         boxes = np.array([[left, top, left + 21, top + 19] for left in range(0, 40, 3) for top in range(0, 40, 3)])
-        ours = crops([path] * len(boxes), boxes, 20)
+        ours = crops(whole_files([path] * len(boxes)), boxes, 20)
         theirs = np.stack([expected(path, box, 20) for box in boxes])
         assert np.abs(ours.astype(int) - theirs).max() <= 1
 
 
-def test_scaling_by_the_dct_stays_near(every_kind: list[bytes]) -> None:
+def test_scaling_by_the_dct_stays_near(every_kind: Places) -> None:
     sizes, _ = read_sizes(every_kind, 1)
     boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
     ours = crops(every_kind, boxes, 16)
-    theirs = np.stack([expected(path, box, 16) for path, box in zip(every_kind, boxes, strict=True)])
+    theirs = all_expected(every_kind, boxes, 16)
     assert differences(ours, theirs).max() < 3.5
 
 
 def test_real_photographs(real_jpegs: Path) -> None:
     """512 crops: mean ≤ 0.2 and worst ≤ 0.5 grey levels without DCT scaling, worst ≤ 3.5 with it."""
     paths = [str(path).encode() for path in sorted(real_jpegs.glob("*.JPEG"))]
-    paths = (paths * 3)[:512]
-    sizes, reasons = read_sizes(paths, 2)
+    places = whole_files((paths * 3)[:512])
+    sizes, reasons = read_sizes(places, 2)
     assert reasons == {}
     boxes = augment.random_crops(np.arange(512), sizes, 0, 0, 0.08)
-    difference = differences(
-        crops(paths, boxes, 224), np.stack([expected(path, box, 224) for path, box in zip(paths, boxes, strict=True)])
-    )
+    difference = differences(crops(places, boxes, 224), all_expected(places, boxes, 224))
     scaled = (boxes[:, 2:] - boxes[:, :2]).min(axis=1) >= 448
     print(f"mean {difference[~scaled].mean():.3f}, worst {difference[~scaled].max():.3f}; {scaled.sum()} scaled, "
           f"worst {difference[scaled].max(initial=0):.3f}")  # fmt: skip
@@ -115,7 +129,7 @@ def test_real_photographs(real_jpegs: Path) -> None:
     assert difference[scaled].max(initial=0) <= 3.5
 
 
-def test_avx2_and_portable_code_give_the_same_bytes(every_kind: list[bytes]) -> None:
+def test_avx2_and_portable_code_give_the_same_bytes(every_kind: Places) -> None:
     sizes, _ = read_sizes(every_kind, 2)
     native = decode._native
     assert native is not None
@@ -141,14 +155,14 @@ def test_what_is_no_plain_jpeg_goes_to_pillow(tmp_path: Path) -> None:
     boxes = np.array([[3, 5, 40, 41]] * 4)
     ours = crops(paths, boxes, 32)
     for row in range(3):
-        assert np.array_equal(ours[row], expected(paths[row], boxes[row], 32))
+        assert np.array_equal(ours[row], expected(paths.files[row], boxes[row], 32))
 
 
 def test_a_header_longer_than_the_first_read(tmp_path: Path) -> None:
     comments = b"".join(b"\xff\xfe\xff\xff" + bytes(65533) for _ in range(3))
     blob = encoded(pixels(64, 48))
-    (path,) = write(tmp_path, [blob[:2] + comments + blob[2:]])
-    assert read_sizes([path], 1)[0].tolist() == [[64, 48]]
+    path = write(tmp_path, [blob[:2] + comments + blob[2:]])
+    assert read_sizes(path, 1)[0].tolist() == [[64, 48]]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +178,7 @@ def test_a_header_longer_than_the_first_read(tmp_path: Path) -> None:
 def test_what_cannot_be_decoded_says_why(tmp_path: Path, blob: bytes, reason: str) -> None:
     paths = write(tmp_path, [blob, encoded(pixels(64, 48))])
     out = np.zeros((2, 16, 16, 3), np.uint8)
-    reasons = read_sizes(paths, 2)[1] | decode_crops(paths, np.array([[0, 0, 64, 48]] * 2), np.zeros(2, bool), out, 2)
+    reasons = read_sizes(paths)[1] | decode_crops(paths, np.array([[0, 0, 64, 48]] * 2), no_turns(paths), out, 2)[0]
     assert reasons == {0: reason}
     assert out[1].any()
 
@@ -172,35 +186,40 @@ def test_what_cannot_be_decoded_says_why(tmp_path: Path, blob: bytes, reason: st
 def test_damage_that_pillow_reads_over_is_no_reason(tmp_path: Path) -> None:
     """A piece of the image's data is missing, but the file has its end: grey from there on, as with Pillow."""
     whole = encoded(pixels(64, 48), quality=95)
-    (path,) = write(tmp_path, [whole[:-500] + whole[-2:]])
+    path = write(tmp_path, [whole[:-500] + whole[-2:]])
     box = np.array([[0, 0, 64, 48]])
-    ours = crops([path], box, 48)
-    assert np.abs(ours[0].astype(int) - expected(path, box[0], 48)).max() <= 1
+    ours = crops(path, box, 48)
+    assert np.abs(ours[0].astype(int) - expected(path.files[0], box[0], 48)).max() <= 1
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     paths = [str(tmp_path / name).encode() for name in ("absent", "folder")]
-    assert read_sizes(paths, 2)[1] == {0: "No such file or directory", 1: "not a file"}
+    assert read_sizes(whole_files(paths))[1] == {0: "No such file or directory", 1: "not a file"}
 
 
 def test_a_box_outside_the_image_is_refused(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, [encoded(pixels(64, 48))])
+    path = write(tmp_path, [encoded(pixels(64, 48))])
     out = np.zeros((1, 16, 16, 3), np.uint8)
     for box in ([0, 0, 65, 48], [-1, 0, 10, 10], [5, 5, 5, 9], [9, 9, 5, 5], [0, 0, 2**40, 2**40]):
-        reasons = decode_crops([path], np.array([box]), np.zeros(1, bool), out, 1)
+        reasons, _ = decode_crops(path, np.array([box]), no_turns(path), out, 1)
         assert reasons == {0: "the image changed its size while in use"}
 
 
 def test_buffers_that_do_not_fit_are_refused() -> None:
     native = decode._native
     assert native is not None
-    status, sizes = np.zeros(1, np.int32), np.zeros((1, 2), np.int64)
-    for arguments in (([b"a", b"b"], sizes, status), ([b"a"], sizes[:0], status), (None, sizes, status)):
+    one, which, statuses = np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32)
+    headers = np.zeros((1, 3), np.int64)
+    right: list[Any] = [[b"a"], which, one, one, headers, statuses, 1000, 1]
+    native.read_sizes(*right)
+    for argument, wrong in ((0, None), (0, []), (1, which + 1), (1, which - 1), (2, one[:0]), (3, one[:0]),
+                            (4, headers[:0]), (5, statuses[:0])):  # fmt: skip
+        arguments = [*right[:argument], wrong, *right[argument + 1 :]]
         with pytest.raises(ValueError, match="do not fit"):
-            native.read_sizes(*arguments, 1000, 1)
+            native.read_sizes(*arguments)
     with pytest.raises(TypeError):
-        native.read_sizes(["text"], sizes, status, 1000, 1)
+        native.read_sizes(["text"], *right[1:])
 
 
 def test_a_thousand_malformed_files(tmp_path: Path) -> None:
@@ -218,10 +237,10 @@ def test_a_thousand_malformed_files(tmp_path: Path) -> None:
     sizes, reasons = read_sizes(paths, 2)
     boxes = augment.random_crops(np.arange(len(paths)), np.minimum(sizes, 8000), 0, 0, 0.08)
     out = np.zeros((len(paths), 32, 32, 3), np.uint8)
-    reasons |= decode_crops(paths, boxes, np.zeros(len(paths), bool), out, 2)
+    reasons |= decode_crops(paths, boxes, no_turns(paths), out, 2)[0]
     assert 300 < len(reasons) < 1000
     assert psutil.Process().memory_info().rss - before < 100e6
     for row in range(0, 400, 37):  # Pillow agrees about the grossest
         if blobs[row][:2] != b"\xff\xd8":
             with pytest.raises(BadImage):
-                pillow_decode.read_size(blobs[row])
+                pillow_decode.read_header(blobs[row])

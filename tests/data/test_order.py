@@ -14,9 +14,8 @@ seeds = st.integers(-(2**70), 2**70)
 
 def epoch_ids(num_samples: int, global_batch: int, seed: int, epoch: int, tail: str) -> list[list[int]]:
     count = num_batches(num_samples, global_batch, tail)
-    return [
-        order.batch_ids(num_samples, seed, epoch, batch, count, global_batch, tail).tolist() for batch in range(count)
-    ]
+    used = order.permutation(num_samples, seed, epoch)
+    return [order.batch_ids(used, batch, count, global_batch, tail).tolist() for batch in range(count)]
 
 
 @given(sizes, st.integers(1, 50), seeds, st.integers(0, 1000))

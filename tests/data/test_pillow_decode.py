@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from images import encoded, malformed, pixels, with_size
 from PIL import Image
 
-from fortyfold.data.pillow_decode import BadImage, decode_crop, read_size
+from fortyfold.data.pillow_decode import BadImage, decode_crop, read_header
 
 WHOLE = np.array([0, 0, 64, 48])
 
@@ -17,8 +17,8 @@ def test_a_crop_is_pillows_crop_and_resize() -> None:
     image = Image.open(io.BytesIO(blob)).convert("RGB")
     expected = np.asarray(image.crop((5, 7, 47, 40)).resize((32, 32), Image.Resampling.BILINEAR))
     box = np.array([5, 7, 47, 40])
-    assert np.array_equal(decode_crop(blob, box, 32, flip=False), expected)
-    assert np.array_equal(decode_crop(blob, box, 32, flip=True), expected[:, ::-1])
+    assert np.array_equal(decode_crop(blob, box, 32, 32), expected)
+    assert np.array_equal(decode_crop(blob, box, 32, 32, turn=1), expected[:, ::-1])
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_a_crop_is_pillows_crop_and_resize() -> None:
     ],
 )
 def test_whatever_is_an_image_becomes_rgb(blob: bytes) -> None:
-    assert read_size(blob) == (64, 48)
-    assert decode_crop(blob, WHOLE, 16, flip=False).shape == (16, 16, 3)
+    assert read_header(blob) == (64, 48, 1)
+    assert decode_crop(blob, WHOLE, 16, 16).shape == (16, 16, 3)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_whatever_is_an_image_becomes_rgb(blob: bytes) -> None:
 )
 def test_what_is_not_says_why(blob: bytes, reason: str) -> None:
     with pytest.raises(BadImage, match=reason):
-        read_size(blob)
-        decode_crop(blob, WHOLE, 16, flip=False)
+        read_header(blob)
+        decode_crop(blob, WHOLE, 16, 16)
 
 
 @given(st.integers(0, 10_000), st.binary(max_size=8))
@@ -76,8 +76,8 @@ def test_any_damage_gives_pixels_or_bad_image(place: int, junk: bytes) -> None:
     place %= len(blob)
     damaged = blob[:place] + junk + blob[place + len(junk) :]
     try:
-        read_size(damaged)
-        decode_crop(damaged, WHOLE, 16, flip=False)
+        read_header(damaged)
+        decode_crop(damaged, WHOLE, 16, 16)
     except BadImage:
         pass
 
@@ -86,8 +86,8 @@ def test_malformed_files_never_crash() -> None:
     outcomes = []
     for blob in malformed(200):
         try:
-            read_size(blob)
-            decode_crop(blob, WHOLE, 16, flip=False)
+            read_header(blob)
+            decode_crop(blob, WHOLE, 16, 16)
             outcomes.append("pixels")
         except BadImage:
             outcomes.append("bad")

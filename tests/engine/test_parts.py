@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fortyfold.data.loader import Batch
+from fortyfold.data.reader import Batch
 from fortyfold.engine import checkpoint, device, saver
 from fortyfold.engine.checkpoint import Snapshot
 from fortyfold.engine.device import Feeder

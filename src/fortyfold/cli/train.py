@@ -62,8 +62,8 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> bool:
     from fortyfold.cli.bars import bar
     from fortyfold.cli.data import make_demo_data
     from fortyfold.data.demo import DEMO
-    from fortyfold.data.index import open_split
     from fortyfold.data.prepare.target import was_made_by
+    from fortyfold.data.splits import open_split
 
     def check() -> None:
         if stop.requested:

@@ -53,6 +53,29 @@ def centre_crops(sizes: Sizes, crop_ratio: float) -> Boxes:
     return np.concatenate([corner, corner + side], axis=1)
 
 
+def rectangle(sizes: Sizes, px: int) -> tuple[int, int]:
+    """Width and height for a batch of images of these sizes: the shorter `px`, the longer by their mean ratio.
+
+    The longer is a multiple of 8 and at most twice the shorter: an odd panorama shall not blow up a batch.
+    """
+    ratio = float(np.clip((sizes[:, 0] / sizes[:, 1]).mean(), 0.5, 2.0))
+    longer = max(px, round(px * max(ratio, 1 / ratio) / 8) * 8)
+    return (longer, px) if ratio >= 1 else (px, longer)
+
+
+def rectangular_crops(sizes: Sizes, width: int, height: int, px: int, crop_ratio: float) -> Boxes:
+    """Centred boxes of the shape width × height, at the scale at which the shorter side would be px / crop_ratio.
+
+    Where an image is too narrow for that, the largest box of the shape.
+    """
+    shape = np.array([width, height], np.float64)
+    scale = sizes.min(axis=1) * crop_ratio / px
+    scale = np.minimum(scale, (sizes / shape).min(axis=1))
+    sides = np.clip(np.rint(shape * scale[:, None]), 1, sizes).astype(np.int64)
+    corner = (sizes - sides) // 2
+    return np.concatenate([corner, corner + sides], axis=1)
+
+
 def _largest_allowed(sizes: Sizes) -> Draws:
     width, height = sizes.astype(np.float64).T
     return np.stack(

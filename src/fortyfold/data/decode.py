@@ -7,11 +7,10 @@ there, so a run records NAME and does not go on with another. FORTYFOLD_DECODER=
 
 import importlib
 import os
-import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import PIL
@@ -19,13 +18,16 @@ from numpy.typing import NDArray
 
 from fortyfold.data import pillow_decode
 from fortyfold.data.pillow_decode import MAX_PIXELS, BadImage
+from fortyfold.data.places import Places, why_unreadable
+from fortyfold.data.turns import Turns
 from fortyfold.spec.errors import UserError
 
+Headers = NDArray[np.int64]  # (width, height, EXIF orientation) a row, of the image as stored
 Sizes = NDArray[np.int64]  # (width, height) a row
 Boxes = NDArray[np.int64]  # (left, top, right, bottom) a row
 Reasons = dict[int, str]  # why a row has no pixels
 
-_NATIVE_VERSION = 1  # raised whenever the native decoder's pixels change
+_NATIVE_VERSION = 2  # raised whenever the native decoder's pixels change
 _OK, _UNREADABLE, _FOREIGN, _OUT_OF_MEMORY = 0, 1, 3, 7  # statuses of native/jpeg.h
 _MAX_FILE_BYTES = 1 << 30
 _REASONS = {
@@ -35,6 +37,14 @@ _REASONS = {
     6: "the JPEG is corrupt",
     8: "the image changed its size while in use",
 }
+
+
+class StageSeconds(NamedTuple):
+    """Where the decoder's time went, summed over its threads."""
+
+    read: float = 0.0
+    decode: float = 0.0
+    resize: float = 0.0
 
 
 def _load_native() -> ModuleType | None:
@@ -63,46 +73,82 @@ _native = _load_native()
 NAME = _name(_native)
 
 
-def read_sizes(paths: list[bytes], num_threads: int) -> tuple[Sizes, Reasons]:
-    """Width and height of each image, from its header."""
-    sizes = np.ones((len(paths), 2), np.int64)
-    statuses = np.full(len(paths), _FOREIGN, np.int32)
+def is_native() -> bool:
+    return _native is not None
+
+
+def read_headers(places: Places, num_threads: int) -> tuple[Headers, Reasons]:
+    """Width, height and orientation of each image."""
+    headers = np.ones((len(places), 3), np.int64)
+    statuses = np.full(len(places), _FOREIGN, np.int32)
     if _native is not None:
-        _native.read_sizes(paths, sizes, statuses, MAX_PIXELS, num_threads)
+        _native.read_sizes(*_where(places), headers, statuses, MAX_PIXELS, num_threads)
 
     def by_pillow(row: int) -> None:
-        sizes[row] = pillow_decode.read_size(_read(paths[row]))
+        headers[row] = pillow_decode.read_header(_read(places, row))
 
-    return sizes, _settle(paths, statuses, by_pillow, num_threads)
+    return headers, _settle(places, statuses, by_pillow, num_threads)
 
 
 def decode_crops(
-    paths: list[bytes], boxes: Boxes, flips: NDArray[np.bool_], out: NDArray[np.uint8], num_threads: int
-) -> Reasons:
-    """The box of each image, resized to `out`'s px × px (antialiased bilinear), mirrored where `flips` says so."""
-    px = out.shape[1]
-    assert out.shape == (len(paths), px, px, 3) and out.flags.c_contiguous
-    statuses = np.full(len(paths), _FOREIGN, np.int32)
+    places: Places,
+    boxes: Boxes,
+    turns: Turns,
+    out: NDArray[np.uint8],
+    num_threads: int,
+    interpolation: str = "bilinear",
+) -> tuple[Reasons, StageSeconds]:
+    """The box of each image, resized (antialiased) to `out`'s height × width and turned as `turns` say.
+
+    Boxes are on the images as they are stored. Places of images that have no pixels are left as they are.
+    """
+    count, height, width, _ = out.shape
+    assert count == len(places) and out.shape[3] == 3 and out.flags.c_contiguous
+    statuses = np.full(count, _FOREIGN, np.int32)
+    nanoseconds = np.zeros(3, np.int64)
     if _native is not None:
-        whole = np.ascontiguousarray(boxes, np.int64), np.ascontiguousarray(flips).view(np.uint8)
-        _native.decode_crops(paths, *whole, out, statuses, px, MAX_PIXELS, num_threads)
+        how = np.ascontiguousarray(boxes, np.int64), np.ascontiguousarray(turns, np.uint8)
+        size = width, height, interpolation == "bicubic", MAX_PIXELS, num_threads
+        _native.decode_crops(*_where(places), *how, out, statuses, nanoseconds, *size)
 
     def by_pillow(row: int) -> None:
-        out[row] = pillow_decode.decode_crop(_read(paths[row]), boxes[row], px, bool(flips[row]))
+        blob = _read(places, row)
+        out[row] = pillow_decode.decode_crop(blob, boxes[row], width, height, int(turns[row]), interpolation)
 
-    return _settle(paths, statuses, by_pillow, num_threads)
+    return _settle(places, statuses, by_pillow, num_threads), StageSeconds(*(nanoseconds * 1e-9).tolist())
 
 
-def _settle(
-    paths: list[bytes], statuses: NDArray[np.int32], by_pillow: Callable[[int], None], num_threads: int
-) -> Reasons:
+def fetch(places: Places, num_threads: int) -> None:
+    """Read the images' bytes and forget them: the system then has them at hand when they are decoded."""
+    if _native is not None:
+        _native.fetch(*_where(places), num_threads)
+
+
+def tile(jpeg: bytes) -> bytes | None:
+    """The same image, losslessly, with restart markers that let a crop be decoded alone; None where that cannot be."""
+    if _native is None:
+        raise UserError("tiling needs the native decoder, which was not built; use --tile never")
+    tiled: bytes | None = _native.tile(jpeg, MAX_PIXELS)
+    return tiled
+
+
+def _where(places: Places) -> tuple[list[bytes], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    which = np.ascontiguousarray(places.which, np.int32)
+    offsets, lengths = np.ascontiguousarray(places.offsets, np.int64), np.ascontiguousarray(places.lengths, np.int64)
+    return places.files, which, offsets, lengths
+
+
+def _settle(places: Places, statuses: NDArray[np.int32], by_pillow: Callable[[int], None], num_threads: int) -> Reasons:
     """Give what is left to Pillow, and say why the rest has no pixels."""
+    if not statuses.any():
+        return {}
     reasons: Reasons = {}
     for row in np.flatnonzero((statuses != _OK) & (statuses != _FOREIGN)).tolist():
         status = int(statuses[row])
         if status == _OUT_OF_MEMORY:
-            raise MemoryError(f"no memory to decode {os.fsdecode(paths[row])}")
-        reasons[row] = _why_unreadable(paths[row]) if status == _UNREADABLE else _REASONS[status]
+            raise MemoryError(f"no memory to decode {os.fsdecode(places.file(row))}")
+        unreadable = status == _UNREADABLE
+        reasons[row] = why_unreadable(places.file(row), _MAX_FILE_BYTES) if unreadable else _REASONS[status]
     foreign = np.flatnonzero(statuses == _FOREIGN).tolist()
     return reasons | dict(_by_pillow(foreign, by_pillow, num_threads))
 
@@ -121,23 +167,9 @@ def _by_pillow(rows: list[int], work: Callable[[int], None], num_threads: int) -
         return [(row, reason) for row, reason in zip(rows, pool.map(attempt, rows), strict=True) if reason is not None]
 
 
-def _read(path: bytes) -> bytes:
-    """The file's bytes; a fault that may pass is not a bad image, and ends the run."""
+def _read(places: Places, row: int) -> bytes:
+    """The image's bytes; a fault that may pass is not a bad image, and ends the run."""
     try:
-        return Path(os.fsdecode(path)).read_bytes()
+        return places.read(row)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise BadImage(error.strerror) from None
-
-
-def _why_unreadable(path: bytes) -> str:
-    """Why the native decoder could not read a file; raises what may pass, since leaving the image out would not."""
-    try:
-        about = os.stat(path)  # noqa: PTH116
-        if not stat.S_ISREG(about.st_mode):
-            return "not a file"
-        if about.st_size > _MAX_FILE_BYTES:
-            return f"the file has {about.st_size} bytes, more than {_MAX_FILE_BYTES}"
-        os.close(os.open(path, os.O_RDONLY))
-    except (FileNotFoundError, PermissionError) as error:
-        return error.strerror or type(error).__name__
-    raise OSError(5, "could not be read just now", os.fsdecode(path))

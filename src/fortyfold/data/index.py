@@ -1,17 +1,12 @@
-"""Which images there are: the files of a split, their labels and class names, scanned once and cached.
+"""Which images there are: the samples of one split, their labels and class names, and where their bytes are.
 
-A split is a folder with a folder a class. Samples are numbered as torchvision's ImageFolder numbers them
-(classes sorted, files sorted by folder and name); class folders named 0…999 are taken in numeric order.
-The cache (in the user's cache folder, since data sets are often read-only) is trusted only while every
-folder's modification time is the recorded one: adding, removing or renaming a file changes it.
+An index is the same whether the split is a folder of class folders (data/folders.py) or shards
+(data/shards.py): the same sample ids, names, labels, and thus the same order and the same fingerprint.
 """
 
 import hashlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +14,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fortyfold.data.order import Ids
+from fortyfold.data.places import Places, whole_files
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.plugin import nearest
-from fortyfold.spec.run_dir import write_atomically
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation")}
-LAYOUT_PREFIXES = ("", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC")
-_SCAN_THREADS = 16  # network disks answer slowly, not seldom
-_SETTLED_NS = 2_000_000_000  # a folder changed this shortly before its scan may change again unseen
-_CACHE_VERSION = 1
 
-ScanProgress = Callable[[int, int], None]  # class folders done, class folders in all
+@dataclass(frozen=True)
+class Shards:
+    """Where a sharded split keeps its images: a row a sample, in the order of sample ids."""
+
+    places: Places
+    checksums: NDArray[np.uint32]  # CRC-32 of each image's bytes
+    headers: NDArray[np.int32]  # (width, height, EXIF orientation); 0 where the image could not be read
+
+    @cached_property
+    def storage_order(self) -> Ids:
+        """The samples as they lie in the files, one after another."""
+        return np.lexsort((self.places.offsets, self.places.which))
 
 
 @dataclass(frozen=True)
@@ -40,63 +41,50 @@ class Index:
     folder: Path
     classes: tuple[str, ...]
     labels: NDArray[np.int32]
-    _paths: bytes  # UTF-8 (surrogateescape) paths below `folder`, one after another
-    _ends: NDArray[np.int64]
+    names: bytes  # UTF-8 (surrogateescape) paths below the folder of class folders, one after another
+    name_ends: NDArray[np.int64]
+    shards: Shards | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def relative_path(self, sample: int) -> str:
-        start = int(self._ends[sample - 1]) if sample else 0
-        return os.fsdecode(self._paths[start : int(self._ends[sample])])
+        return os.fsdecode(self._name(sample))
 
     def path(self, sample: int) -> str:
-        return os.fsdecode(self.path_bytes(sample))
+        """Where a user finds the image."""
+        if self.shards is None:
+            return os.fsdecode(self._folder_bytes + self._name(sample))
+        return f"{self.relative_path(sample)} in {os.fsdecode(self.shards.places.file(sample))}"
 
-    def path_bytes(self, sample: int) -> bytes:
-        start = int(self._ends[sample - 1]) if sample else 0
-        return self._folder_bytes + self._paths[start : int(self._ends[sample])]
+    def places(self, samples: Ids) -> Places:
+        """Where the samples' bytes are."""
+        if self.shards is not None:
+            return self.shards.places[samples]
+        folder, ends, names = self._folder_bytes, self.name_ends, self.names
+        starts = np.where(samples > 0, ends[samples - 1], 0).tolist()
+        return whole_files([folder + names[a:b] for a, b in zip(starts, ends[samples].tolist(), strict=True)])
+
+    def _name(self, sample: int) -> bytes:
+        start = int(self.name_ends[sample - 1]) if sample else 0
+        return self.names[start : int(self.name_ends[sample])]
 
     @cached_property
     def _folder_bytes(self) -> bytes:
         return os.fsencode(self.folder) + b"/"
 
     @cached_property
-    def known_sizes(self) -> NDArray[np.int32]:
-        """(width, height) of each image as far as it was read; 0 before. Filled in by the loader."""
-        return np.zeros((len(self), 2), np.int32)
+    def known_headers(self) -> NDArray[np.int32]:
+        """(width, height, orientation) of each image as far as it was read; 0 before. Filled in by the reader."""
+        return np.zeros((len(self), 3), np.int32) if self.shards is None else self.shards.headers.copy()
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells whether two indexes number the same files alike, wherever their folders are."""
+        """Tells whether two indexes number the same files alike, wherever and however they are stored."""
         content = hashlib.sha256(json.dumps(self.classes).encode())
-        for part in (self._ends.tobytes(), self._paths, self.labels.tobytes()):
+        for part in (self.name_ends.tobytes(), self.names, self.labels.tobytes()):
             content.update(part)
         return content.hexdigest()[:16]
-
-
-def find_split(root: Path, split: str) -> Path:
-    """The folder of `split` ("train" or "val") below `root`, in any of the usual layouts."""
-    if not root.is_dir():
-        raise UserError(f"no data folder {root}; give --data DIR, or make one: fortyfold data demo {root}")
-    tried = [root / prefix / name for prefix in LAYOUT_PREFIXES for name in SPLIT_FOLDERS[split]]
-    for folder in tried:
-        if folder.is_dir():
-            return folder
-    names = " or ".join(f"{name}/" for name in SPLIT_FOLDERS[split])
-    raise UserError(f"{root} has no {names} (nor below {LAYOUT_PREFIXES[1]}); it needs one with a folder a class in it")
-
-
-def open_split(root: Path, split: str, *, fresh: bool = False, progress: ScanProgress | None = None) -> Index:
-    """The index of a split, from the cache if that is still true (and not `fresh`), else by a scan."""
-    return open_folder(find_split(root, split), fresh=fresh, progress=progress)
-
-
-def open_folder(folder: Path, *, fresh: bool = False, progress: ScanProgress | None = None) -> Index:
-    """The index of a folder of class folders."""
-    folder = folder.resolve()
-    cached = None if fresh else _read_cache(folder)
-    return cached or _scan(folder, progress or (lambda done, total: None))
 
 
 def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
@@ -118,114 +106,3 @@ def _are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:
     """Whether the class folders `names` count the training set's classes (whose own names are no numbers)."""
     in_range = all(name.isdecimal() and int(name) < len(classes) for name in names)
     return in_range and not any(name.isdecimal() for name in classes)
-
-
-def _scan(folder: Path, progress: ScanProgress) -> Index:
-    started_ns = time.time_ns()
-    classes = _class_names(folder)
-    mtimes: dict[str, int] = {"": folder.stat().st_mtime_ns}
-    per_class: list[list[str]] = []
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-        for found, folder_mtimes in pool.map(lambda name: _scan_class(folder, name), classes):
-            per_class.append(found)
-            mtimes |= folder_mtimes
-            progress(len(per_class), len(classes))
-    encoded = [os.fsencode(path) for found in per_class for path in found]
-    if not encoded:
-        raise UserError(f"{folder} has class folders but no image in them ({', '.join(IMAGE_SUFFIXES)})")
-    labels = np.repeat(np.arange(len(classes), dtype=np.int32), [len(found) for found in per_class])
-    ends = np.cumsum([len(path) for path in encoded], dtype=np.int64)
-    index = Index(folder, classes, labels, b"".join(encoded), ends)
-    if max(mtimes.values()) < started_ns - _SETTLED_NS:
-        _write_cache(index, mtimes)
-    return index
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    try:
-        entries = list(os.scandir(folder))
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {error.strerror}") from None
-    names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    if not names:
-        flat = any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries)
-        what = "images but no class folders; sort them into a folder a class" if flat else "no class folders"
-        raise UserError(f"{folder} has {what}")
-    numeric = all(name.isdecimal() for name in names)
-    return tuple(sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names))
-
-
-def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
-    found: list[str] = []
-    mtimes: dict[str, int] = {}
-    seen: set[tuple[int, int]] = set()  # a link back to a parent would never end
-    walk: Iterator[tuple[str, list[str], list[str]]] = os.walk(
-        folder / name, onerror=_refuse_unreadable, followlinks=True
-    )
-    for parent, children, files in walk:
-        status = os.stat(parent)  # noqa: PTH116
-        if (status.st_dev, status.st_ino) in seen:
-            children.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        relative = os.path.relpath(parent, folder)
-        mtimes[relative] = status.st_mtime_ns
-        found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
-    found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
-    return found, mtimes
-
-
-def _refuse_unreadable(error: OSError) -> None:
-    raise UserError(f"cannot read {error.filename}: {error.strerror}")
-
-
-def cache_folder() -> Path:
-    """Where indexes are cached: $FORTYFOLD_CACHE, or the user's cache folder."""
-    own = os.environ.get("FORTYFOLD_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fortyfold"
-
-
-def _cache_path(folder: Path) -> Path:
-    return cache_folder() / f"index-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]}"
-
-
-def _write_cache(index: Index, mtimes: dict[str, int]) -> None:
-    """A line of JSON, then labels, ends and paths as raw bytes. A cache that cannot be written is no error."""
-    head = {
-        "version": _CACHE_VERSION,
-        "folder": str(index.folder),
-        "classes": index.classes,
-        "num_samples": len(index),
-        "mtimes": mtimes,
-    }
-    body = index.labels.astype("<i4").tobytes() + index._ends.astype("<i8").tobytes() + index._paths
-    head["sha256"] = hashlib.sha256(body).hexdigest()
-    path = _cache_path(index.folder)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(head).encode() + b"\n" + body)
-    except (OSError, UnicodeEncodeError):
-        return
-
-
-def _read_cache(folder: Path) -> Index | None:
-    """The cached index, or None when there is none, it is damaged, or a folder changed since."""
-    try:
-        head_line, _, body = _cache_path(folder).read_bytes().partition(b"\n")
-        head = json.loads(head_line)
-        if head["version"] != _CACHE_VERSION or head["folder"] != str(folder):
-            return None
-        if head["sha256"] != hashlib.sha256(body).hexdigest() or not _unchanged(folder, head["mtimes"]):
-            return None
-        num_samples = head["num_samples"]
-        labels = np.frombuffer(body, "<i4", num_samples).astype(np.int32)
-        ends = np.frombuffer(body, "<i8", num_samples, offset=4 * num_samples).astype(np.int64)
-        return Index(folder, tuple(head["classes"]), labels, body[12 * num_samples :], ends)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _unchanged(folder: Path, mtimes: dict[str, int]) -> bool:
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-        now = pool.map(lambda name: os.stat(folder / name).st_mtime_ns, mtimes)  # noqa: PTH116
-        return all(a == b for a, b in zip(now, mtimes.values(), strict=True))

@@ -44,13 +44,10 @@ def cut(num_items: int, part: int, num_parts: int) -> slice:
     return slice(part * num_items // num_parts, (part + 1) * num_items // num_parts)
 
 
-def batch_ids(
-    num_samples: int, seed: int, epoch: int, batch: int, num_batches: int, global_batch: int, tail: str
-) -> Ids:
-    """The samples of one global batch of an epoch."""
-    order = permutation(num_samples, seed, epoch)
-    used = num_batches * global_batch if tail == "drop" else num_samples
-    return order[:used][cut(used, batch, num_batches)]
+def batch_ids(used: Ids, batch: int, num_batches: int, global_batch: int, tail: str) -> Ids:
+    """The samples of one global batch of an epoch that uses the samples in the order `used`."""
+    num_used = num_batches * global_batch if tail == "drop" else len(used)
+    return used[:num_used][cut(num_used, batch, num_batches)]
 
 
 def digest(ids: Ids) -> int:

@@ -1,7 +1,7 @@
 """Decoding with Pillow: what the native decoder does not take, and everything where that one is not built.
 
 Whatever the bytes are, the answer is pixels or BadImage. An image counts by its content, not its name: a PNG
-called .JPEG is read, grey and CMYK become RGB. EXIF orientation is not applied, as in torchvision. Sizes over
+called .JPEG is read, grey and CMYK become RGB. Sizes over
 MAX_PIXELS are refused before any memory is taken.
 """
 
@@ -13,8 +13,12 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
+from fortyfold.data.turns import MIRROR_COLUMNS, MIRROR_ROWS, TRANSPOSE
+
 MAX_PIXELS = 64_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "TIFF", "GIF")  # no EPS: Pillow would start Ghostscript
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_ORIENTATION_TAG = 0x0112
 Image.init()  # now, since it is not safe in several threads at once
 
 # What Pillow has to say about odd metadata helps nobody in a terminal; a header that claims an absurd size
@@ -27,27 +31,39 @@ class BadImage(Exception):
     """The bytes cannot be decoded; the message says why."""
 
 
-def read_size(blob: bytes) -> tuple[int, int]:
-    """(width, height) from the header."""
-    with _opened(blob) as image:
-        return image.size
+def read_header(blob: bytes) -> tuple[int, int, int]:
+    """(width, height, EXIF orientation) of the image as stored."""
+    with opened(blob) as image:
+        return image.width, image.height, _orientation(image)
 
 
-def decode_crop(blob: bytes, box: NDArray[np.int64], px: int, flip: bool) -> NDArray[np.uint8]:
-    """The `box` of the image, resized to px × px (antialiased bilinear) and mirrored if `flip`: RGB, HWC."""
-    with _opened(blob) as image:
+def decode_crop(
+    blob: bytes, box: NDArray[np.int64], width: int, height: int, turn: int = 0, interpolation: str = "bilinear"
+) -> NDArray[np.uint8]:
+    """The `box` of the image, resized (antialiased) and turned (data/turns.py) to width × height: RGB, HWC."""
+    transposed = turn & TRANSPOSE
+    with opened(blob) as image:
         try:
             left, top, right, bottom = box.tolist()
             pixels = image.convert("RGB").crop((left, top, right, bottom))
-            pixels = pixels.resize((px, px), Image.Resampling.BILINEAR)
+            pixels = pixels.resize((height, width) if transposed else (width, height), FILTERS[interpolation])
         except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
             raise BadImage(_describe(error)) from None
-    if flip:
-        pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.asarray(pixels)
+    turned = np.asarray(pixels)
+    turned = turned.transpose(1, 0, 2) if transposed else turned
+    return turned[:: -1 if turn & MIRROR_ROWS else 1, :: -1 if turn & MIRROR_COLUMNS else 1]
 
 
-def _opened(blob: bytes) -> Image.Image:
+def _orientation(image: Image.Image) -> int:
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # damaged metadata is no reason to do without the image
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+def opened(blob: bytes) -> Image.Image:
+    """The image, its pixels not decoded yet."""
     if not blob:
         raise BadImage("the file is empty")
     try:

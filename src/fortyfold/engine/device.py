@@ -1,13 +1,13 @@
 """The device, and the way of a batch to it. All that knows CUDA from CPU is here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fortyfold.data.cores import available_cores
-from fortyfold.data.loader import Batch
+from fortyfold.data.reader import Batch, Reader
 from fortyfold.spec.recipe import Data
 
 
@@ -37,6 +37,13 @@ def default_loader_threads(device: torch.device) -> int:
 def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Host memory that a GPU can copy from while the host goes on."""
     return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
+
+
+def open_reader(data: Data, device: torch.device) -> Reader:
+    """What reads images for `device` as the recipe's `data` wants it."""
+    threads = data.threads or default_loader_threads(device)
+    reader = Reader(threads, data.prefetch)
+    return replace(reader, allocate=allocate_pinned) if device.type == "cuda" else reader
 
 
 class Feeder:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from fortyfold.data.loader import Batch
+from fortyfold.data.reader import Batch
 from fortyfold.engine.device import Feeder
 from fortyfold.engine.stop import StopFlag
 

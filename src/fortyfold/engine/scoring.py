@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from fortyfold.data.index import Index, find_split, open_folder, with_classes
-from fortyfold.data.loader import Batch, Loader
+from fortyfold.data.index import Index, with_classes
+from fortyfold.data.reader import Batch
+from fortyfold.data.requests import eval_requests
+from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
-from fortyfold.engine.device import Feeder, choose_device, default_loader_threads
+from fortyfold.engine.device import Feeder, choose_device, open_reader
 from fortyfold.engine.evaluate import Evaluation, evaluate
 from fortyfold.models.build import build_model, check_fits
 from fortyfold.spec.errors import UserError
@@ -35,8 +37,8 @@ class Scoring:
         feed = Feeder(self.device, data, self.recipe.model.channels_last)
         phase = self.recipe.all_phases()[-1]
         rank_batch = phase.global_batch or phase.rank_batch or 1
-        loader = Loader(self.index, data.threads or default_loader_threads(self.device), data.prefetch)
-        with closing(loader.eval_batches(self.px, self.recipe.evaluate.crop_ratio, rank_batch)) as batches:
+        requests = eval_requests(self.index, self.px, self.recipe.evaluate.crop_ratio, rank_batch)
+        with closing(open_reader(data, self.device).stream(requests)) as batches:
             result = evaluate(self.model, _reported(batches, len(self.index), report), feed)
         assert result is not None
         return result

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from fortyfold.data import decode
-from fortyfold.data.index import Index, open_split, with_classes
-from fortyfold.data.loader import Loader
+from fortyfold.data.index import Index, with_classes
+from fortyfold.data.reader import Reader
+from fortyfold.data.requests import Sampler
+from fortyfold.data.splits import open_split
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import Snapshot
-from fortyfold.engine.device import Feeder, allocate_pinned, choose_device, default_loader_threads, describe
+from fortyfold.engine.device import Feeder, choose_device, describe, open_reader
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.optimizer import build_optimizer
 from fortyfold.engine.progress import Progress
@@ -46,10 +48,10 @@ class Job:
         evaluated = progress.evaluated_step == progress.step or self.val_index is None
         return progress.step == self.timeline.num_steps and evaluated
 
-    def loader(self, index: Index) -> Loader:
+    @property
+    def sampler(self) -> Sampler:
         data = self.recipe.data
-        allocate = allocate_pinned if self.device.type == "cuda" else None
-        return Loader(index, data.threads or default_loader_threads(self.device), data.prefetch, allocate)
+        return Sampler(self.recipe.seed, data.tail, data.flip)
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Training:
     job: Job
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    reader: Reader
     feed: Feeder
     progress: Progress
     journal: Journal
@@ -100,6 +103,7 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
         job=job,
         model=model,
         optimizer=optimizer,
+        reader=open_reader(job.recipe.data, job.device),
         feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
         progress=progress,
         journal=journal,

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from fortyfold.data import order
-from fortyfold.data.loader import Batch, train_request
+from fortyfold.data.reader import Batch
+from fortyfold.data.requests import eval_requests, shape_at, train_requests
 from fortyfold.engine import checkpoint
 from fortyfold.engine.attempt import build_spec, check_run, open_attempt
 from fortyfold.engine.evaluate import evaluate
@@ -64,9 +65,9 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
 
 
 def _train(t: Training) -> Outcome:
-    data, loader = t.job.recipe.data, t.job.loader(t.job.train_index)
-    batches = loader.train_batches(t.job.timeline, t.job.recipe.seed, data.tail, data.flip, t.progress.step)
     first_step = t.progress.step
+    indexes = [t.job.train_index] * len(t.job.timeline.stretches)
+    batches = t.reader.stream(train_requests(t.job.sampler, indexes, t.job.timeline, first_step))
     with closing(t.saver), closing(batches):
         try:
             run_steps(t, batches)
@@ -140,8 +141,8 @@ def _evaluate(t: Training) -> None:
     stretch = job.timeline.at(progress.step - 1).stretch
     px = job.recipe.evaluate.px or stretch.px
     started = time.perf_counter()
-    batches = job.loader(job.val_index).eval_batches(px, job.recipe.evaluate.crop_ratio, stretch.global_batch)
-    with closing(batches):
+    requests = eval_requests(job.val_index, px, job.recipe.evaluate.crop_ratio, stretch.global_batch)
+    with closing(t.reader.stream(requests)) as batches:
         result = evaluate(t.model, batches, t.feed, t.stop)
     if result is None:
         return
@@ -240,10 +241,10 @@ def _unfit(t: Training, error: Exception) -> UserError:
 
 
 def _not_finite(t: Training, error: NotFinite) -> RunFailed:
-    job, data = t.job, t.job.recipe.data
-    request = train_request(len(job.train_index), job.timeline, job.recipe.seed, data.tail, data.flip, error.step)
-    t.journal.event("diverged", error.step, loss=str(error.loss), samples=request.ids.tolist())
+    job, position = t.job, t.job.timeline.at(error.step)
+    ids = job.sampler.ids(job.train_index, position.epoch, position.step_in_epoch, shape_at(job.timeline, error.step))
+    t.journal.event("diverged", error.step, loss=str(error.loss), samples=ids.tolist())
     return RunFailed(
-        f"{error} (epoch {job.timeline.at(error.step).epoch}); try a lower optim.lr or a longer "
+        f"{error} (epoch {position.epoch}); try a lower optim.lr or a longer "
         f"schedule.warmup_epochs; the step's sample ids are in {job.run_dir.events()}"
     )

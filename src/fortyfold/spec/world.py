@@ -1,4 +1,4 @@
-"""How many processes train together. (Ranks and node layout join here when there is more than one.)"""
+"""The processes that train together, and which of them this one is."""
 
 from dataclasses import dataclass
 
@@ -6,3 +6,4 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class World:
     size: int = 1
+    rank: int = 0

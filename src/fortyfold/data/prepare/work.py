@@ -67,3 +67,15 @@ def replace_file(path: Path, content: bytes) -> None:
 def settle() -> None:
     """Bring everything written so far to the disk, before a mark says that it is there."""
     os.sync()
+
+
+def counter(progress: Progress, total: int) -> Callable[[int], None]:
+    """A function to call with how many more are done."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return advance

@@ -1,0 +1,55 @@
+"""Where images' bytes are: whole files of a folder, or stretches of tar files."""
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+WHOLE = -1  # a length: to the end of the file
+
+
+@dataclass(frozen=True)
+class Places:
+    """Image i is the `lengths[i]` bytes at `offsets[i]` of `files[which[i]]`."""
+
+    files: list[bytes]
+    which: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def __getitem__(self, rows: "NDArray[Any] | list[int]") -> "Places":
+        return Places(self.files, self.which[rows], self.offsets[rows], self.lengths[rows])
+
+    def file(self, row: int) -> bytes:
+        return self.files[int(self.which[row])]
+
+    def read(self, row: int) -> bytes:
+        """The image's bytes; fewer, or none, when the file has become shorter."""
+        with open(self.file(row), "rb") as file:  # noqa: PTH123
+            file.seek(self.offsets[row])
+            return file.read(int(self.lengths[row]))
+
+
+def whole_files(paths: list[bytes]) -> Places:
+    count = len(paths)
+    return Places(paths, np.arange(count, dtype=np.int32), np.zeros(count, np.int64), np.full(count, WHOLE, np.int64))
+
+
+def why_unreadable(path: bytes, max_bytes: int) -> str:
+    """Why a file could not be read; raises what may pass, since leaving the image out would not be right then."""
+    try:
+        about = os.stat(path)  # noqa: PTH116
+        if not stat.S_ISREG(about.st_mode):
+            return "not a file"
+        if about.st_size > max_bytes:
+            return f"the file has {about.st_size} bytes, more than {max_bytes}"
+        os.close(os.open(path, os.O_RDONLY))
+    except (FileNotFoundError, PermissionError) as error:
+        return error.strerror or type(error).__name__
+    raise OSError(5, "could not be read just now", os.fsdecode(path))

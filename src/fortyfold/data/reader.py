@@ -1,0 +1,133 @@
+"""Turns requests into batches of uint8 NHWC pixels, ahead of use, in the order of the requests.
+
+Guaranteed: pixels do not depend on the number of threads. At most `prefetch` + 1 batches exist at a time. An
+unreadable image is named in the batch's `bad`; its place carries another image's pixels with weight 0.
+
+Threads and not processes: decoding and resizing need no GIL, and nothing is pickled or copied.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fortyfold.data import decode, turns
+from fortyfold.data.decode import Reasons, Sizes, StageSeconds
+from fortyfold.data.index import Index
+from fortyfold.data.order import Ids
+from fortyfold.data.places import Places
+from fortyfold.data.requests import Request
+
+_FETCH_THREADS = 16  # network disks answer slowly, not seldom
+
+Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's images on the host."""
+
+    images_nhwc: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float32]  # 1, or 0 for an unreadable image's place
+    ids: Ids
+    bad: list[tuple[int, str]] = field(default_factory=list)  # (sample id, reason)
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`num_threads`, `prefetch` and `read_ahead` change the speed and nothing else."""
+
+    num_threads: int
+    prefetch: int = 2
+    read_ahead: int = 0  # batches whose bytes are fetched before their turn
+    upright: bool = False  # obey EXIF orientations
+    interpolation: str = "bilinear"
+    allocate: Allocate = lambda shape: np.empty(shape, np.uint8)
+
+    def stream(self, requests: Iterable[Request]) -> Generator[Batch, None, None]:
+        """One thread makes batch after batch; the decoder's own threads share the work within one."""
+        maker = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        fetcher = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        waiting: deque[Request] = deque()  # being fetched
+        made: deque[Future[Batch]] = deque()
+        try:
+            for request in requests:
+                if self.read_ahead:
+                    fetcher.submit(_fetch, request)
+                waiting.append(request)
+                if len(waiting) > self.read_ahead:
+                    made.append(maker.submit(self._make, waiting.popleft()))
+                if len(made) > self.prefetch:
+                    yield made.popleft().result()
+            made.extend(maker.submit(self._make, request) for request in waiting)
+            while made:
+                yield made.popleft().result()
+        finally:
+            fetcher.shutdown(wait=True, cancel_futures=True)
+            maker.shutdown(wait=True, cancel_futures=True)
+
+    def sizes(self, index: Index) -> Sizes:
+        """(width, height) of every image; of unreadable ones 1 × 1. Headers that were never read are read."""
+        ids = np.arange(len(index))
+        sizes, _, _ = self._headers(index, ids, index.places(ids))
+        return sizes
+
+    def _make(self, request: Request) -> Batch:
+        num_images = len(request.ids)
+        images = self.allocate((num_images, request.height, request.width, 3))
+        reasons, seconds = self._decode(request.ids, request, np.arange(num_images), images)
+        weights = np.ones(num_images, np.float32)
+        bad: list[tuple[int, str]] = []
+        if reasons:
+            weights[list(reasons)] = 0
+            self._substitute(request, sorted(reasons), images)
+            bad = sorted((int(request.ids[row]), reason) for row, reason in reasons.items())
+        return Batch(images, request.index.labels[request.ids].astype(np.int64), weights, request.ids, bad, seconds)
+
+    def _decode(
+        self, samples: Ids, request: Request, rows: Ids, out: NDArray[np.uint8]
+    ) -> tuple[Reasons, StageSeconds]:
+        """Files `samples`, cropped and mirrored as the request's `rows` want it, into `out`."""
+        places = request.index.places(samples)
+        sizes, upright, reasons = self._headers(request.index, samples, places)
+        boxes = turns.stored_boxes(request.crops(request.ids[rows], sizes), sizes, upright)
+        turned = upright ^ request.flips[rows].astype(np.uint8) * np.uint8(turns.MIRROR_COLUMNS)
+        failed, seconds = decode.decode_crops(places, boxes, turned, out, self.num_threads, self.interpolation)
+        return failed | reasons, seconds
+
+    def _headers(self, index: Index, samples: Ids, places: Places) -> tuple[Sizes, turns.Turns, Reasons]:
+        """Sizes (as they are looked at) and turns, from the index as far as known; others are read and remembered."""
+        known = index.known_headers
+        unknown = np.flatnonzero(known[samples, 0] == 0)
+        reasons: Reasons = {}
+        if len(unknown):
+            read, failed = decode.read_headers(places[unknown], self.num_threads)
+            reasons = {int(unknown[row]): reason for row, reason in failed.items()}
+            good = [row for row in range(len(unknown)) if row not in failed]
+            known[samples[unknown[good]]] = read[good]
+        headers = np.maximum(known[samples], 1).astype(np.int64)
+        upright = turns.upright_turns(headers[:, 2] if self.upright else np.ones(len(samples), np.int64))
+        return turns.turned_sizes(headers[:, :2], upright), upright, reasons
+
+    def _substitute(self, request: Request, rows: list[int], images: NDArray[np.uint8]) -> None:
+        """Fill the places of unreadable images: with the first of their substitutes that can be read, or black."""
+        for attempt in range(request.substitutes.shape[1]):
+            if not rows:
+                return
+            pixels = np.zeros((len(rows), *images.shape[1:]), np.uint8)
+            reasons, _ = self._decode(request.substitutes[rows, attempt], request, np.array(rows), pixels)
+            images[rows] = pixels
+            rows = [rows[number] for number in sorted(reasons)]
+        images[rows] = 0
+
+
+def _fetch(request: Request) -> None:
+    decode.fetch(request.fetch(), _FETCH_THREADS)

@@ -1,0 +1,162 @@
+"""What a batch shall hold: which samples, and how each is cropped once its size is known. Nothing is read here.
+
+Guaranteed: order, crops and substitutes depend on (seed, epoch, sample id) only. The ranks' shares of a batch
+are cut from the same global batch, whatever their number.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fortyfold.data import augment, order
+from fortyfold.data.blocks import GROUP_IMAGES, block_sequence, mix_groups, stretches
+from fortyfold.data.decode import Boxes, Sizes
+from fortyfold.data.index import Index
+from fortyfold.data.order import Ids
+from fortyfold.data.places import Places
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.timeline import Timeline
+from fortyfold.spec.world import World
+
+_SUBSTITUTES = 8  # other images tried in place of an unreadable one
+
+
+@dataclass(frozen=True)
+class Request:
+    """One batch of one rank."""
+
+    index: Index
+    ids: Ids
+    width: int
+    height: int
+    crops: Callable[[Ids, Sizes], Boxes]
+    flips: NDArray[np.bool_]
+    substitutes: NDArray[np.int64]  # a row a sample: the ids to try in its place
+    fetch: Callable[[], Places]  # what is worth reading early
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """A step's batch over all ranks."""
+
+    num_batches: int  # in its epoch
+    global_batch: int
+    px: int
+    min_scale: float
+
+
+class Sampler:
+    """Draws training batches. Any batch of any epoch can be asked for at once."""
+
+    def __init__(
+        self, seed: int, tail: str = "keep", flip: bool = True, shuffle: str = "global", world: World | None = None
+    ) -> None:
+        self._seed, self._tail, self._flip, self._shuffle = seed, tail, flip, shuffle
+        self._world = world or World()
+        self._sequences: dict[int, tuple[Ids, Ids]] = {}  # of the last epochs: as read, as used
+
+    def ids(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Ids:
+        """The samples of a global batch."""
+        _, used = self._epoch(index, epoch)
+        return order.batch_ids(used, batch, shape.num_batches, shape.global_batch, self._tail)
+
+    def request(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Request:
+        """This rank's share of a batch."""
+        ids = self.ids(index, epoch, batch, shape)
+        ids = ids[order.cut(len(ids), self._world.rank, self._world.size)]
+        draws = augment.uniforms(ids, self._seed, epoch, augment.SUBSTITUTE, _SUBSTITUTES)
+        return Request(
+            index=index,
+            ids=ids,
+            width=shape.px,
+            height=shape.px,
+            crops=lambda ids, sizes: augment.random_crops(ids, sizes, self._seed, epoch, shape.min_scale),
+            flips=augment.flips(ids, self._seed, epoch) if self._flip else np.zeros(len(ids), bool),
+            substitutes=(draws * len(index)).astype(np.int64),
+            fetch=lambda: self._fetched(index, epoch, batch, shape, ids),
+        )
+
+    def _epoch(self, index: Index, epoch: int) -> tuple[Ids, Ids]:
+        if epoch not in self._sequences:
+            while len(self._sequences) > 1:
+                self._sequences.pop(min(self._sequences))
+            self._sequences[epoch] = self._draw(index, epoch)
+        return self._sequences[epoch]
+
+    def _draw(self, index: Index, epoch: int) -> tuple[Ids, Ids]:
+        if self._shuffle == "global":
+            used = order.permutation(len(index), self._seed, epoch)
+            return used, used
+        if index.shards is None:
+            raise UserError(f'data.shuffle = "block" needs shards, and {index.folder} has none; see data shard')
+        sequence = block_sequence(index.shards.storage_order, self._seed, epoch)
+        return sequence, mix_groups(sequence, self._seed, epoch)
+
+    def _fetched(self, index: Index, epoch: int, batch: int, shape: BatchShape, ids: Ids) -> Places:
+        """The batch's own images; or, in blocks, as much of the next group as the batch uses of this one."""
+        if self._shuffle == "global" or index.shards is None:
+            return index.places(ids)
+        sequence, _ = self._epoch(index, epoch)
+        part = order.cut(len(sequence), batch, shape.num_batches)
+        start = part.start + GROUP_IMAGES if batch else 0
+        wanted = sequence[start : part.stop + GROUP_IMAGES]
+        return stretches(index.shards, wanted) if len(wanted) else index.places(wanted)
+
+
+def train_requests(
+    sampler: Sampler, indexes: Sequence[Index], timeline: Timeline, first_step: int = 0
+) -> Iterator[Request]:
+    """The batches of steps `first_step`… to the end of the run; `indexes` has the data of each phase."""
+    for step in range(first_step, timeline.num_steps):
+        position = timeline.at(step)
+        index = indexes[position.stretch.phase]
+        yield sampler.request(index, position.epoch, position.step_in_epoch, shape_at(timeline, step))
+
+
+def shape_at(timeline: Timeline, step: int) -> BatchShape:
+    stretch = timeline.at(step).stretch
+    return BatchShape(stretch.steps_per_epoch, stretch.global_batch, stretch.px, stretch.min_scale)
+
+
+def eval_requests(
+    index: Index, px: int, crop_ratio: float, rank_batch: int, world: World | None = None
+) -> Iterator[Request]:
+    """Every image once, in order, centre-cropped; with several ranks, this one's share."""
+    for ids in _rank_batches(np.arange(len(index)), rank_batch, world or World()):
+        yield _eval_request(index, ids, px, px, partial(augment.centre_crops, crop_ratio=crop_ratio))
+
+
+def rectangular_requests(
+    index: Index, sizes: Sizes, px: int, crop_ratio: float, rank_batch: int, world: World | None = None
+) -> Iterator[Request]:
+    """Every image once, sorted by aspect ratio, each batch cropped to its own mean ratio; shorter side `px`."""
+    by_ratio = np.argsort(sizes[:, 0] / sizes[:, 1], kind="stable")
+    for ids in _rank_batches(by_ratio, rank_batch, world or World()):
+        width, height = augment.rectangle(sizes[ids], px)
+        crops = partial(augment.rectangular_crops, width=width, height=height, px=px, crop_ratio=crop_ratio)
+        yield _eval_request(index, ids, width, height, crops)
+
+
+def _rank_batches(ids: Ids, rank_batch: int, world: World) -> Iterator[Ids]:
+    share = ids[order.cut(len(ids), world.rank, world.size)]
+    num_batches = -(-len(share) // rank_batch)
+    for batch in range(num_batches):
+        yield share[order.cut(len(share), batch, num_batches)]
+
+
+def _eval_request(index: Index, ids: Ids, width: int, height: int, crops: Callable[[Sizes], Boxes]) -> Request:
+    """An unreadable image is left out, not replaced."""
+    nothing = np.empty((len(ids), 0), np.int64)
+    return Request(
+        index,
+        ids,
+        width,
+        height,
+        lambda _, sizes: crops(sizes),
+        np.zeros(len(ids), bool),
+        nothing,
+        lambda: index.places(ids),
+    )
