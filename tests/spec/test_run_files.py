@@ -29,13 +29,22 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_the_format_of_version_1_does_not_move() -> None:
-    assert STEP_DTYPE.itemsize == 56
-    assert HEADER.pack(records.MAGIC, 1, 56).hex() == "464653544550530001000000" + "38000000"
+def test_the_format_of_version_2_does_not_move() -> None:
+    assert STEP_DTYPE.itemsize == 64
+    assert HEADER.pack(records.MAGIC, 2, 64).hex() == "464653544550530002000000" + "40000000"
     assert STEP_DTYPE.names == (
         "step", "end_time", "attempt", "epoch", "phase", "images", "samples_digest",
-        "data_wait_seconds", "step_seconds", "loss", "lr", "reserved",
+        "data_wait_seconds", "step_seconds", "loss", "lr", "read_seconds", "decode_seconds", "resize_seconds",
     )  # fmt: skip
+
+
+def test_records_of_version_1_are_still_read(tmp_path: Path) -> None:
+    old = np.zeros(3, records.DTYPES[1])
+    assert old.itemsize == 56
+    old["step"], old["loss"] = [0, 1, 2], [3.0, 2.0, 1.0]
+    path = tmp_path / "steps.bin"
+    path.write_bytes(HEADER.pack(records.MAGIC, 1, 56) + old.tobytes() + b"torn")
+    assert read_steps(path)["loss"].tolist() == [3.0, 2.0, 1.0]
 
 
 @given(st.integers(0, 5 * STEP_DTYPE.itemsize + HEADER.size))

@@ -130,10 +130,14 @@ def describe(event: Event, num_epochs: int) -> str | None:
             return f"{skipped}going on from {event['checkpoint'] or 'the start'} (step {event['step']})"
         case "evaluated":
             left_out = f", {len(event['unreadable'])} unreadable left out" if event["unreadable"] else ""
+            rectangular = (
+                f"  rectangular top-1 {event['rect_top1']:.1f} %" if event.get("rect_top1") is not None else ""
+            )
             return (
                 f"epoch {event['epoch']}/{num_epochs}  "
                 f"top-1 {event['top1']:.1f} % ({event['num_images']} images{left_out})  "
-                f"top-5 {event['top5']:.1f} %  val loss {event['loss']:.3f}  train loss {event['train_loss']:.3f}"
+                f"top-5 {event['top5']:.1f} %  val loss {event['loss']:.3f}  "
+                f"train loss {event['train_loss']:.3f}{rectangular}"
             )
         case "quarantined":
             return f"left out the unreadable {event['path']}: {event['reason']}"

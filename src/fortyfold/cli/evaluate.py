@@ -24,9 +24,12 @@ def evaluate(
     scoring = open_scoring(target, data, px, best)
     print(f"evaluating {scoring.checkpoint} on {scoring.index.folder} at {scoring.px} px", flush=True)
     with bar("evaluating") as report:
-        result = scoring.run(report)
+        scores = scoring.run(report)
+    result = scores.centre
     for sample, reason in result.unreadable[:NAMED]:
         print(f"unreadable: {scoring.index.relative_path(sample)}: {reason}")
     if len(result.unreadable) > NAMED:
         print(f"unreadable: {len(result.unreadable) - NAMED} more")
     print(f"{result}  top-5 {result.top5:.1f} %  loss {result.loss:.4f}")
+    if (other := scores.rectangle) is not None:
+        print(f"rectangular: {other}  top-5 {other.top5:.1f} %  loss {other.loss:.4f}")

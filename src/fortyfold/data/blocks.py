@@ -4,9 +4,11 @@ Shards keep images in a random order already. An epoch takes blocks of neighbour
 images of GROUP_BLOCKS such blocks with each other. A pure function of (seed, epoch, where the images lie).
 """
 
+import hashlib
+
 import numpy as np
 
-from fortyfold.data.index import Shards
+from fortyfold.data.index import Index, Shards
 from fortyfold.data.order import Ids, hash_ids
 from fortyfold.data.places import Places
 
@@ -38,3 +40,10 @@ def stretches(shards: Shards, samples: Ids) -> Places:
     lasts = np.append(firsts[1:], len(samples)) - 1
     ends = places.offsets[lasts] + places.lengths[lasts]
     return Places(places.files, places.which[firsts], places.offsets[firsts], ends - places.offsets[firsts])
+
+
+def storage_digest(index: Index) -> str | None:
+    """Tells whether two sharded splits keep the same samples in the same order; None without shards."""
+    if index.shards is None:
+        return None
+    return hashlib.sha256(index.shards.storage_order.astype("<i8").tobytes()).hexdigest()[:16]

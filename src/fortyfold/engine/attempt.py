@@ -13,8 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fortyfold.data import decode
+from fortyfold.data.blocks import storage_digest
+from fortyfold.data.decode import decoder_name
 from fortyfold.data.index import Index
+from fortyfold.engine.setup import Job
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import FREE_KEYS, Recipe
@@ -22,7 +24,7 @@ from fortyfold.spec.recipe_file import flatten, parse_recipe
 from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
 
-RUN_FORMAT = 1
+RUN_FORMAT = 2
 PACKAGES = ("fortyfold", "torch", "timm", "numpy", "pillow", "safetensors")
 
 
@@ -32,17 +34,19 @@ def _identity(index: Index | None) -> dict[str, Any] | None:
     return {"folder": str(index.folder), "images": len(index), "fingerprint": index.fingerprint}
 
 
-def build_spec(recipe: Recipe, train: Index, val: Index | None, command: Sequence[str]) -> dict[str, Any]:
+def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
     """What run.json says."""
     return {
         "format": RUN_FORMAT,
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": job.recipe.model_dump(mode="json"),
         "data": {
-            "train": _identity(train),
-            "val": _identity(val),
-            "classes": list(train.classes),
+            "train": _identity(job.train_index),
+            "val": _identity(job.val_index),
+            "copies": [data.copy for data in job.phase_data],
+            "layout": storage_digest(job.train_index) if job.recipe.data.shuffle == "block" else None,
+            "classes": list(job.train_index.classes),
         },
-        "decoder": decode.NAME,
+        "decoder": decoder_name(job.recipe.data.backend),
         "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
         "host": platform.node(),
         "git_commit": _git_commit(),
@@ -84,6 +88,10 @@ def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any
         then, here = before["data"][split] or {}, now["data"][split] or {}
         if then.get("fingerprint") != here.get("fingerprint"):
             differing.append(f"{split} data of {then.get('images')} images (now {here.get('images')}, or other files)")
+    for what, name in (("copies", "the copies"), ("layout", "shards laid out as")):
+        then, here = before["data"].get(what), now["data"].get(what)
+        if then != here:
+            differing.append(f"{name} {then} (now {here})")
     if before["decoder"] != now["decoder"]:
         differing.append(f"the decoder {before['decoder']} (now {now['decoder']})")
     if differing:

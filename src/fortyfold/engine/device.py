@@ -1,14 +1,20 @@
 """The device, and the way of a batch to it. All that knows CUDA from CPU is here."""
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fortyfold.data.cores import available_cores
+from fortyfold.data.disks import is_on_network
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.spec.recipe import Data
+
+_FAR_READ_AHEAD = 4  # batches, on a network disk
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,20 @@ def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
 
 
-def open_reader(data: Data, device: torch.device) -> Reader:
-    """What reads images for `device` as the recipe's `data` wants it."""
-    threads = data.threads or default_loader_threads(device)
-    reader = Reader(threads, data.prefetch)
+def open_reader(data: Data, device: torch.device, folder: Path) -> Reader:
+    """What reads the images in `folder` for `device` as the recipe's `data` wants it."""
+    far = _FAR_READ_AHEAD if is_on_network(folder) else 0
+    reader = Reader(
+        num_threads=data.threads or default_loader_threads(device),
+        prefetch=data.prefetch,
+        read_ahead=far if data.read_ahead is None else data.read_ahead,
+        upright=data.exif_orientation,
+        interpolation=data.interpolation,
+    )
     return replace(reader, allocate=allocate_pinned) if device.type == "cuda" else reader
+
+
+Copied = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images, labels, weights
 
 
 class Feeder:
@@ -51,16 +66,56 @@ class Feeder:
 
     def __init__(self, device: torch.device, data: Data, channels_last: bool) -> None:
         self._device = device
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._under_way: deque[tuple[Batch, Copied, torch.cuda.Event]] = deque()
+        self._arriving: list[tuple[Batch, torch.cuda.Event]] = []  # the host's memory, held until it was copied
         self._channels_last = channels_last
         self._mean = (255 * torch.tensor(data.mean)).view(1, 3, 1, 1).to(device)
         self._scale = (1 / (255 * torch.tensor(data.std))).view(1, 3, 1, 1).to(device)
 
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; to a GPU each one's copy begins while the one before is being used."""
+        if self._copy_stream is None:
+            yield from batches
+            return
+        waiting: Batch | None = None
+        for batch in batches:
+            self._begin_copy(batch)
+            if waiting is not None:
+                yield waiting
+            waiting = batch
+        if waiting is not None:
+            yield waiting
+
     def __call__(self, batch: Batch) -> DeviceBatch:
-        images = self._copy(batch.images_nhwc).permute(0, 3, 1, 2).float()  # still NHWC in memory
+        images, labels, weights = self._arrived(batch) or self._copy(batch)
+        images = images.permute(0, 3, 1, 2).float()  # still NHWC in memory
         images = images.sub_(self._mean).mul_(self._scale)
         if not self._channels_last:
             images = images.contiguous()
-        return DeviceBatch(images, self._copy(batch.labels), self._copy(batch.weights))
+        return DeviceBatch(images, labels, weights)
 
-    def _copy(self, array: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+    def _copy(self, batch: Batch) -> Copied:
+        images, labels, weights = (
+            torch.from_numpy(array).to(self._device, non_blocking=True)
+            for array in (batch.images_nhwc, batch.labels, batch.weights)
+        )
+        return images, labels, weights
+
+    def _begin_copy(self, batch: Batch) -> None:
+        assert self._copy_stream is not None
+        with torch.cuda.stream(self._copy_stream):
+            copied = self._copy(batch)
+        self._under_way.append((batch, copied, self._copy_stream.record_event()))
+
+    def _arrived(self, batch: Batch) -> Copied | None:
+        """What was copied ahead: the step waits for it, the host does not."""
+        if not self._under_way or self._under_way[0][0] is not batch:
+            return None
+        _, copied, done = self._under_way.popleft()
+        now = torch.cuda.current_stream(self._device)
+        now.wait_event(done)
+        for tensor in copied:
+            tensor.record_stream(now)
+        self._arriving = [entry for entry in self._arriving if not entry[1].query()] + [(batch, done)]
+        return copied

@@ -1,12 +1,15 @@
 """Top-1, top-5 and loss over a set of images, each counted exactly once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from fortyfold.data.reader import Batch
+from fortyfold.data.index import Index
+from fortyfold.data.reader import Batch, Reader
+from fortyfold.data.requests import eval_requests, rectangular_requests
 from fortyfold.engine.device import Feeder
 from fortyfold.engine.stop import StopFlag
 
@@ -46,6 +49,60 @@ def evaluate(
     correct1, correct5, loss, num_images = totals.tolist()  # the one wait for the device
     share = 1 / max(num_images, 1)
     return Evaluation(100 * correct1 * share, 100 * correct5 * share, loss * share, round(num_images), unreadable)
+
+
+@dataclass(frozen=True)
+class Scores:
+    centre: Evaluation
+    rectangle: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Views:
+    """How the images are looked at."""
+
+    px: int
+    crop_ratio: float
+    rectangular: bool
+    rank_batch: int
+
+
+def evaluate_split(
+    model: torch.nn.Module,
+    reader: Reader,
+    feed: Feeder,
+    index: Index,
+    views: Views,
+    stop: StopFlag | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Scores | None:
+    """Centre crops of all images and, if wanted, rectangles; None when asked to stop before the end.
+
+    `report` hears how many images are done, of how many.
+    """
+    shape = views.px, views.crop_ratio, views.rank_batch
+    passes = [eval_requests(index, *shape)]
+    if views.rectangular:
+        passes.append(rectangular_requests(index, reader.sizes(index), *shape))
+    results = []
+    for number, requests in enumerate(passes):
+        with closing(reader.stream(requests)) as batches:
+            watched = _reported(batches, number * len(index), len(passes) * len(index), report)
+            result = evaluate(model, feed.ahead(watched), feed, stop)
+        if result is None:
+            return None
+        results.append(result)
+    return Scores(results[0], results[1] if views.rectangular else None)
+
+
+def _reported(
+    batches: Iterator[Batch], done: int, total: int, report: Callable[[int, int], None] | None
+) -> Iterator[Batch]:
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        if report is not None:
+            report(done, total)
 
 
 def _count(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -47,8 +47,8 @@ class Journal:
         self.images = 0
 
     def step(self, loss: torch.Tensor, **fields: float) -> None:
-        """Note a step: every field of STEP_DTYPE but attempt, end_time, loss and reserved."""
-        fields |= {"attempt": self._attempt, "end_time": time.time(), "loss": 0.0, "reserved": 0}
+        """Note a step: every field of STEP_DTYPE but attempt, end_time and loss."""
+        fields |= {"attempt": self._attempt, "end_time": time.time(), "loss": 0.0}
         self._pending.append(tuple(fields[name] for name in records.STEP_DTYPE.names or ()))
         self._losses.append(loss)
         self.steps_done += 1

@@ -1,7 +1,6 @@
 """Evaluating a run that is there: which checkpoint, which images, which size."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,10 @@ from typing import Any
 import torch
 
 from fortyfold.data.index import Index, with_classes
-from fortyfold.data.reader import Batch
-from fortyfold.data.requests import eval_requests
 from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import Feeder, choose_device, open_reader
-from fortyfold.engine.evaluate import Evaluation, evaluate
+from fortyfold.engine.evaluate import Scores, Views, evaluate_split
 from fortyfold.models.build import build_model, check_fits
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
@@ -31,17 +28,20 @@ class Scoring:
     model: torch.nn.Module
     device: torch.device
 
-    def run(self, report: Callable[[int, int], None]) -> Evaluation:
+    def run(self, report: Callable[[int, int], None]) -> Scores:
         """Evaluate; `report` hears how many images are done, of how many."""
-        data = self.recipe.data
-        feed = Feeder(self.device, data, self.recipe.model.channels_last)
+        feed = Feeder(self.device, self.recipe.data, self.recipe.model.channels_last)
         phase = self.recipe.all_phases()[-1]
-        rank_batch = phase.global_batch or phase.rank_batch or 1
-        requests = eval_requests(self.index, self.px, self.recipe.evaluate.crop_ratio, rank_batch)
-        with closing(open_reader(data, self.device).stream(requests)) as batches:
-            result = evaluate(self.model, _reported(batches, len(self.index), report), feed)
-        assert result is not None
-        return result
+        views = Views(
+            px=self.px,
+            crop_ratio=self.recipe.evaluate.crop_ratio,
+            rectangular=bool(phase.rectangular),
+            rank_batch=phase.global_batch or phase.rank_batch or 1,
+        )
+        reader = open_reader(self.recipe.data, self.device, self.index.folder)
+        scores = evaluate_split(self.model, reader, feed, self.index, views, report=report)
+        assert scores is not None
+        return scores
 
 
 def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) -> Scoring:
@@ -60,7 +60,7 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
     model.load_state_dict(snapshot.model)
     chosen_px = px or recipe.evaluate.px or recipe.all_phases()[-1].px
     assert chosen_px is not None
-    check_fits(model.to(device), [chosen_px])
+    check_fits(model.to(device), [chosen_px], bool(recipe.all_phases()[-1].rectangular))
     return Scoring(path, recipe, index, chosen_px, model, device)
 
 
@@ -96,11 +96,3 @@ def _eval_folder(root: Path) -> Path:
     if root.is_dir() and not any((root / name).is_dir() for name in splits):
         return root
     return find_split(root, "val")
-
-
-def _reported(batches: Iterator[Batch], total: int, report: Callable[[int, int], None]) -> Iterator[Batch]:
-    done = 0
-    for batch in batches:
-        yield batch
-        done += len(batch)
-        report(done, total)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from fortyfold.data import decode
+from fortyfold.data.copies import ORIGINAL, choose_copy, copy_sides, open_copy
+from fortyfold.data.decode import decoder_name
 from fortyfold.data.index import Index, with_classes
 from fortyfold.data.reader import Reader
 from fortyfold.data.requests import Sampler
@@ -23,10 +24,20 @@ from fortyfold.engine.progress import Progress
 from fortyfold.engine.saver import Saver
 from fortyfold.engine.stop import StopFlag
 from fortyfold.models.build import build_model, check_fits
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.timeline import Timeline, build_timeline
+from fortyfold.spec.timeline import Stretch, Timeline, build_timeline
 from fortyfold.spec.world import World
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """What a phase reads."""
+
+    copy: str  # the resized copy's name, or "original"
+    train: Index
+    val: Index | None  # of the copy that suffices for evaluating
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class Job:
     timeline: Timeline
     train_index: Index
     val_index: Index | None
+    phase_data: tuple[PhaseData, ...]
     run_dir: RunDir
     device: torch.device
 
@@ -51,7 +63,7 @@ class Job:
     @property
     def sampler(self) -> Sampler:
         data = self.recipe.data
-        return Sampler(self.recipe.seed, data.tail, data.flip)
+        return Sampler(self.recipe.seed, data.tail, data.flip, data.shuffle)
 
 
 @dataclass
@@ -83,7 +95,21 @@ def open_job(recipe: Recipe, run_dir: RunDir) -> Job:
     train_index = open_split(root, "train")
     val_index = with_classes(open_split(root, "val"), train_index.classes) if recipe.evaluate.every_epochs else None
     timeline = build_timeline(recipe, len(train_index), World())
-    return Job(recipe, timeline, train_index, val_index, run_dir, choose_device())
+    phase_data = tuple(_open_phase(recipe, stretch, train_index, val_index) for stretch in timeline.stretches)
+    return Job(recipe, timeline, train_index, val_index, phase_data, run_dir, choose_device())
+
+
+def _open_phase(recipe: Recipe, stretch: Stretch, train: Index, val: Index | None) -> PhaseData:
+    if recipe.data.copies is None:
+        if stretch.data_copy not in (None, ORIGINAL):
+            raise UserError(f"phases.{stretch.phase}.data_copy = {stretch.data_copy!r} needs data.copies")
+        return PhaseData(ORIGINAL, train, val)
+    folder, ratio = Path(recipe.data.copies), recipe.evaluate.crop_ratio
+    sides = copy_sides(folder)
+    copy = choose_copy(sides, stretch.px, ratio, stretch.data_copy)
+    eval_copy = choose_copy(sides, recipe.evaluate.px or stretch.px, ratio, stretch.data_copy)
+    small_val = with_classes(open_copy(folder, eval_copy, "val", val), train.classes) if val else None
+    return PhaseData(copy, open_copy(folder, copy, "train", train), small_val)
 
 
 def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: Snapshot | None) -> Training:
@@ -97,13 +123,13 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
     sizes = {stretch.px for stretch in job.timeline.stretches} | {
         job.recipe.evaluate.px or job.timeline.stretches[-1].px
     }
-    check_fits(model, sizes)
+    check_fits(model, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
     journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
     return Training(
         job=job,
         model=model,
         optimizer=optimizer,
-        reader=open_reader(job.recipe.data, job.device),
+        reader=open_reader(job.recipe.data, job.device, job.train_index.folder),
         feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
         progress=progress,
         journal=journal,
@@ -135,7 +161,7 @@ def note_start(
         classes=job.num_classes,
         model=job.recipe.model.name,
         device=describe(job.device),
-        decoder=decode.NAME,
+        decoder=decoder_name(job.recipe.data.backend),
         host=platform.node(),
         process=os.getpid(),
         **{key: spec[key] for key in ("versions", "git_commit", "command")},

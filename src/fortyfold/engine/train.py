@@ -13,10 +13,10 @@ import torch
 
 from fortyfold.data import order
 from fortyfold.data.reader import Batch
-from fortyfold.data.requests import eval_requests, shape_at, train_requests
+from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
 from fortyfold.engine.attempt import build_spec, check_run, open_attempt
-from fortyfold.engine.evaluate import evaluate
+from fortyfold.engine.evaluate import Views, evaluate_split
 from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.optimizer import set_learning_rate
 from fortyfold.engine.progress import Progress
@@ -47,7 +47,7 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
     build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
     with run_dir.hold():
         try:
-            spec = build_spec(recipe, job.train_index, job.val_index, command)
+            spec = build_spec(job, command)
             check_run(run_dir, spec, recipe)
             checkpoint.sweep(run_dir)
             snapshot, passed_over = checkpoint.read_newest(run_dir)
@@ -66,11 +66,11 @@ def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str
 
 def _train(t: Training) -> Outcome:
     first_step = t.progress.step
-    indexes = [t.job.train_index] * len(t.job.timeline.stretches)
+    indexes = [data.train for data in t.job.phase_data]
     batches = t.reader.stream(train_requests(t.job.sampler, indexes, t.job.timeline, first_step))
     with closing(t.saver), closing(batches):
         try:
-            run_steps(t, batches)
+            run_steps(t, t.feed.ahead(batches))
             return _wind_up(t)
         except NotFinite as error:
             raise _not_finite(t, error) from None
@@ -115,6 +115,9 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
             images=len(batch) - len(batch.bad),
             samples_digest=order.digest(batch.ids),
             data_wait_seconds=data_wait,
+            read_seconds=batch.seconds.read,
+            decode_seconds=batch.seconds.decode,
+            resize_seconds=batch.seconds.resize,
             step_seconds=now - last_end,
             lr=lr,
         )
@@ -136,16 +139,17 @@ def _evaluation_due(t: Training) -> bool:
 def _evaluate(t: Training) -> None:
     """Evaluate, note the result, and save if it is the best so far; does nothing more when asked to stop."""
     job, progress = t.job, t.progress
-    assert job.val_index is not None
     t.journal.flush()
     stretch = job.timeline.at(progress.step - 1).stretch
+    index = job.phase_data[stretch.phase].val
+    assert index is not None
     px = job.recipe.evaluate.px or stretch.px
     started = time.perf_counter()
-    requests = eval_requests(job.val_index, px, job.recipe.evaluate.crop_ratio, stretch.global_batch)
-    with closing(t.reader.stream(requests)) as batches:
-        result = evaluate(t.model, batches, t.feed, t.stop)
-    if result is None:
+    views = Views(px, job.recipe.evaluate.crop_ratio, stretch.rectangular, stretch.global_batch)
+    scores = evaluate_split(t.model, t.reader, t.feed, index, views, t.stop)
+    if scores is None:
         return
+    result, rectangle = scores.centre, scores.rectangle
     t.clock()
     t.journal.event(
         "evaluated",
@@ -155,7 +159,9 @@ def _evaluate(t: Training) -> None:
         top5=result.top5,
         loss=result.loss,
         num_images=result.num_images,
-        unreadable=[[job.val_index.relative_path(sample), reason] for sample, reason in result.unreadable],
+        rect_top1=rectangle and rectangle.top1,
+        rect_top5=rectangle and rectangle.top5,
+        unreadable=[[index.relative_path(sample), reason] for sample, reason in result.unreadable],
         px=px,
         train_loss=t.journal.loss_sum / max(t.journal.images, 1),
         lr=t.optimizer.param_groups[0]["lr"],

@@ -10,7 +10,10 @@ from typing import Any
 from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.run_dir import RunDir, write_atomically
 
-COLUMNS = ("epoch", "step", "train_loss", "val_loss", "top1", "top5", "num_images", "px", "lr", "hours")
+COLUMNS = (
+    "epoch", "step", "train_loss", "val_loss", "top1", "top5", "num_images", "px", "lr", "hours",
+    "rect_top1", "rect_top5",
+)  # fmt: skip
 
 
 def evaluations(events: list[Event]) -> list[dict[str, Any]]:
@@ -19,7 +22,7 @@ def evaluations(events: list[Event]) -> list[dict[str, Any]]:
     for event in events:
         if event["kind"] == "evaluated":
             row = {**event, "val_loss": event["loss"], "hours": event["elapsed_seconds"] / 3600}
-            rows[event["step"]] = {column: row[column] for column in COLUMNS}
+            rows[event["step"]] = {column: row.get(column) for column in COLUMNS}
     return [rows[step] for step in sorted(rows)]
 
 

@@ -26,7 +26,7 @@ def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
     return model
 
 
-def check_fits(model: torch.nn.Module, sizes: Iterable[int]) -> None:
+def check_fits(model: torch.nn.Module, sizes: Iterable[int], rectangular: bool = False) -> None:
     """Refuse image sizes that the network cannot take, before hours are spent; leaves no trace in it."""
     device = next(model.parameters()).device
     was_training = model.training
@@ -34,16 +34,19 @@ def check_fits(model: torch.nn.Module, sizes: Iterable[int]) -> None:
     try:
         for px in sorted(sizes):
             with torch.random.fork_rng(), torch.inference_mode():
-                _try_size(model, px, device)
+                _try_size(model, px, px, device)
+                if rectangular:
+                    _try_size(model, px, px + 8, device)
     finally:
         model.train(was_training)
 
 
-def _try_size(model: torch.nn.Module, px: int, device: torch.device) -> None:
+def _try_size(model: torch.nn.Module, height: int, width: int, device: torch.device) -> None:
     try:
-        model(torch.zeros(1, 3, px, px, device=device))
+        model(torch.zeros(1, 3, height, width, device=device))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"the model cannot take images of {px} px: {reason}") from None
+        what = f"{height} px" if width == height else f"{width} × {height} px (evaluate.rectangular)"
+        raise UserError(f"the model cannot take images of {what}: {reason}") from None

@@ -5,7 +5,8 @@ Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
     started      num_steps, num_epochs, train_images, val_images, classes, model, device, decoder, host, process,
                  versions, git_commit, command
     resumed      checkpoint; passed_over names those that were torn or altered, and why
-    evaluated    epoch, top1, top5 (per cent), loss, num_images, unreadable, px, train_loss, lr, seconds,
+    evaluated    epoch, top1, top5 (per cent, of the centre crops), rect_top1, rect_top5 (of rectangles, or null),
+                 loss, num_images, unreadable, px, train_loss, lr, seconds,
                  elapsed_seconds (wall time of the run over all attempts, without work that a kill undid)
     saved        checkpoint, best
     quarantined  sample, path, reason: an unreadable training image

@@ -53,15 +53,27 @@ class DemoData(Section):
 
 class Data(Section):
     root: str
-    """Folder that holds train/ and val/ (or validation/, or Data/CLS-LOC/…), each with a folder a class."""
+    """Folder that holds train/ and val/ (or validation/, or Data/CLS-LOC/…), each with a folder a class, or shards."""
     demo: DemoData | None = None
     """Make the embedded data set in `root` when nothing is there."""
     tail: Literal["keep", "drop"] = "keep"
     """keep: every image once an epoch, batches differ in size by at most one. drop: fixed size, rest left out."""
+    shuffle: Literal["global", "block"] = "global"
+    """global: every order is possible. block: shards are read in long stretches, for network disks without staging."""
+    copies: str | None = None
+    """Folder with resized copies (160/, 352/, … of data resize); a phase reads the smallest that suffices."""
+    backend: Literal["native", "dali"] = "native"
+    """Who decodes: fortyfold's own decoder, or NVIDIA DALI (on the GPU, where there is one)."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How crops are resized; both without aliasing."""
+    exif_orientation: bool = False
+    """Turn images upright as their EXIF data says. (torchvision and timm do not.)"""
     threads: Annotated[int, Field(ge=0)] = 0
     """Loader threads; 0: one a core beside a GPU, one for two cores on the CPU. Changes no pixel."""
     prefetch: Count = 2
     """Batches made ahead of use. Changes no pixel."""
+    read_ahead: Annotated[int, Field(ge=0)] | None = None
+    """Batches whose bytes are fetched early; default: 4 on a network disk, else 0. Changes no pixel."""
     flip: bool = True
     """Mirror half of the training images."""
     bad_image_budget: Fraction = 0.01
@@ -122,6 +134,10 @@ class Phase(Section):
     """A learning rate, or a line [from, to] over the phase's steps; wins over the schedule."""
     min_scale: Annotated[float, Field(gt=0, le=1)] | None = None
     """Smallest share of an image's area that a random crop takes; default: the recipe's."""
+    data_copy: str | None = None
+    """The resized copy to read, such as "160", or "original"; default: the smallest that suffices."""
+    rectangular: bool | None = None
+    """Evaluate on rectangles as well; default: the recipe's evaluate.rectangular."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -142,6 +158,8 @@ class Evaluate(Section):
     """Side of the validation images; default: the phase's training size."""
     crop_ratio: Annotated[float, Field(gt=0, le=1)] = 0.875
     """Side of the centre crop as a share of the shorter side (224 of 256: 0.875)."""
+    rectangular: bool = False
+    """Beside the centre crop, also evaluate in batches of like aspect ratio, each cropped to its own."""
 
 
 class Checkpoint(Section):
@@ -213,13 +231,17 @@ class Recipe(Section):
             update={
                 "px": phase.px or self.px,
                 "min_scale": phase.min_scale or self.min_scale,
+                "rectangular": self.evaluate.rectangular if phase.rectangular is None else phase.rectangular,
                 "global_batch": phase.global_batch if own_batch else self.global_batch,
                 "rank_batch": phase.rank_batch if own_batch else self.rank_batch,
             }
         )
 
 
-FREE_KEYS = ("name", "data.root", "data.demo", "data.threads", "data.prefetch", "checkpoint", "log")
+FREE_KEYS = (
+    "name", "data.root", "data.demo", "data.copies", "data.threads", "data.prefetch", "data.read_ahead",
+    "checkpoint", "log",
+)  # fmt: skip
 """Keys (with all below them) that change no weight: a run may go on with other values."""
 
 

@@ -15,29 +15,31 @@ from numpy.typing import NDArray
 
 from fortyfold.spec.errors import UserError
 
+_COMMON = [
+    ("step", "<i8"),  # 0 is the run's first
+    ("end_time", "<f8"),  # Unix seconds, this host's clock
+    ("attempt", "<u4"),  # 1 is the first start
+    ("epoch", "<u4"),
+    ("phase", "<u4"),
+    ("images", "<u4"),  # of this rank, the unreadable ones not counted
+    ("samples_digest", "<u4"),  # sum over the sample ids' hashes; adds up over ranks to the same at any world size
+    ("data_wait_seconds", "<f4"),  # the loop stood still for its next batch
+    ("step_seconds", "<f4"),  # from the end of the step before to the end of this one, data wait included
+    ("loss", "<f4"),
+    ("lr", "<f4"),
+]
 STEP_DTYPE = np.dtype(
     [
-        ("step", "<i8"),  # 0 is the run's first
-        ("end_time", "<f8"),  # Unix seconds, this host's clock
-        ("attempt", "<u4"),  # 1 is the first start
-        ("epoch", "<u4"),
-        ("phase", "<u4"),
-        ("images", "<u4"),  # of this rank, the unreadable ones not counted
-        (
-            "samples_digest",
-            "<u4",
-        ),  # sum over the sample ids' hashes; adds up over ranks to the same at any world size
-        ("data_wait_seconds", "<f4"),  # the loop stood still for its next batch
-        ("step_seconds", "<f4"),  # from the end of the step before to the end of this one, data wait included
-        ("loss", "<f4"),
-        ("lr", "<f4"),
-        ("reserved", "<u4"),
+        *_COMMON,
+        ("read_seconds", "<f4"),  # this and the next two: what the loader's threads spent on the batch, together
+        ("decode_seconds", "<f4"),
+        ("resize_seconds", "<f4"),
     ]
 )
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sII")
 MAGIC = b"FFSTEPS\0"
-DTYPES = {VERSION: STEP_DTYPE}  # a reader knows every version that was ever written
+DTYPES = {1: np.dtype([*_COMMON, ("reserved", "<u4")]), VERSION: STEP_DTYPE}  # every version that was ever written
 
 Records = NDArray[np.void]
 

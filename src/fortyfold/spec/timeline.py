@@ -23,7 +23,9 @@ class Stretch:
     px: int
     global_batch: int
     min_scale: float
-    lr: float | tuple[float, float] | None
+    lr: float | tuple[float, float] | None = None
+    data_copy: str | None = None  # as the phase names it
+    rectangular: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -95,7 +97,8 @@ def build_timeline(recipe: Recipe, num_samples: int, world: World) -> Timeline:
                 'images and tail = "drop" leaves none; use a smaller batch, or tail = "keep"'
             )
         length = phase.epochs[1] - phase.epochs[0] if isinstance(phase.epochs, tuple) else phase.epochs
-        stretches.append(Stretch(number, epoch, length, step, steps, phase.px, global_batch, phase.min_scale, phase.lr))
+        shape = (phase.px, global_batch, phase.min_scale, phase.lr, phase.data_copy, bool(phase.rectangular))
+        stretches.append(Stretch(number, epoch, length, step, steps, *shape))
         epoch += length
         step += length * steps
     return Timeline(tuple(stretches))
