@@ -1,113 +1,169 @@
-"""Images a second of our loader over those of torchvision's ImageFolder and DataLoader, in one run.
+"""Images a second of our loader over those of what a user would take instead, in one run.
 
     .venv/bin/python benchmarks/loader.py                          # generated 500 × 375 JPEGs
     .venv/bin/python benchmarks/loader.py --images FOLDER           # a folder of JPEGs of your own
 
-Both read the same files from the page cache, crop at random (scale 0.08–1), resize to 224, flip and make
-batches of 256; ours with two threads into bytes (normalised on the device), theirs with two worker processes
-into normalised floats, as its users do. They alternate; the ratio is the median over the rounds.
+All read the same images from the page cache and make batches of 256 at 224 px: random crops, or with
+--validation the centre of a shorter side of 256. Ours has two threads, the others two threads or worker
+processes. They take turns of two batches, the machine's speed drifting as it may (turns.py says how); a round is
+some turns of each, and the figures are medians over the rounds. A rival that is not installed is left out;
+benchmarks/README.md says how to install them.
 """
 
 import argparse
 import statistics
+import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-import torch
+from rivals import PX, RIVALS, SHORTER_PX, Rival, Setting
+from turns import Missing, Player, play
 
 from fortyfold.data import decode
 from fortyfold.data.demo import DemoSpec, make_demo
+from fortyfold.data.index import Index
+from fortyfold.data.prepare.shard import Sharding, make_shards, source_sizes
 from fortyfold.data.reader import Reader
-from fortyfold.data.requests import Sampler, train_requests
+from fortyfold.data.requests import BatchShape, Sampler, eval_requests
 from fortyfold.data.splits import open_folder
 from fortyfold.models import timm_import
-from fortyfold.spec.recipe_file import load_recipe
-from fortyfold.spec.timeline import build_timeline
-from fortyfold.spec.world import World
 
-assert timm_import  # makes torchvision importable beside a CPU build of torch
-from torchvision import datasets, transforms  # noqa: E402
+# Makes torchvision importable beside a CPU build of torch. Here, and not in the rivals that need it, so that
+# torch and timm, which every training process has, are part of the bare process whose memory does not count.
+assert timm_import
 
-BATCH = 256
+Rounds = list[float]  # images a second in each
 
 
-def our_rate(folder: Path, epoch: int, threads: int, min_scale: float) -> float:
-    """One epoch with another seed each time; sizes known from the first on."""
-    index = open_folder(folder)
-    changes = {"global_batch": BATCH, "px": 224, "epochs": 2, "min_scale": min_scale}
-    timeline = build_timeline(load_recipe("tiny", changes), len(index), World())
-    with closing(Reader(threads).stream(train_requests(Sampler(epoch), [index], timeline))) as batches:
-        first_epoch = timeline.num_steps // 2
-        for _ in range(first_epoch):
-            next(batches)
-        started = time.perf_counter()
-        for _ in range(timeline.num_steps - first_epoch):
-            next(batches)
-    return len(index) / (time.perf_counter() - started)
+def ours(setting: Setting) -> Iterator[int]:
+    """Our loader on the folder, the images' sizes known, as from the second epoch on."""
+    index = open_folder(setting.folder)
+    Reader(setting.threads).sizes(index)
+    return our_batches(index, setting)
 
 
-def their_rate(folder: Path, workers: int, min_scale: float) -> float:
-    """One epoch after the workers have started and given their first batches."""
-    transform = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224, scale=(min_scale, 1.0)),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ]
-    )
-    dataset = datasets.ImageFolder(str(folder), transform)
-    loader = torch.utils.data.DataLoader(
-        dataset, BATCH, shuffle=True, num_workers=workers, persistent_workers=True, multiprocessing_context="fork"
-    )
-    _drain(iter(loader))
-    started = time.perf_counter()
-    _drain(iter(loader))
-    return len(dataset) / (time.perf_counter() - started)
+def ours_sharded(setting: Setting) -> Iterator[int]:
+    """Our loader on tiled shards."""
+    source = open_folder(setting.folder)
+    work, folder = Sharding(source, num_shards=8, tile="auto"), setting.scratch / "train"
+    make_shards(work, folder, (0, 1), setting.threads, source_sizes(source, setting.threads), lambda done, total: None)
+    return our_batches(open_folder(folder), setting)
 
 
-def _drain(batches: Iterator[object]) -> None:
-    for _ in batches:
-        pass
+def our_batches(index: Index, setting: Setting) -> Iterator[int]:
+    reader, sampler = Reader(setting.threads), Sampler(seed=0)
+    shape = BatchShape(-(-len(index) // setting.batch), setting.batch, PX, setting.min_scale)
+    for epoch in count():
+        requests = (sampler.request(index, epoch, batch, shape) for batch in range(shape.num_batches))
+        if setting.validation:
+            requests = eval_requests(index, PX, PX / SHORTER_PX, setting.batch)
+        yield from map(len, reader.stream(requests))
+
+
+OURS: dict[str, Rival] = {"fortyfold": ours, "fortyfold-shards": ours_sharded}
+REFERENCE = "fortyfold"  # the ratios are this one's
 
 
 def link_images(source: Path, folder: Path, count: int) -> None:
     """A class folder of links to the source's JPEGs, repeated to `count`."""
     paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not paths:
+        raise SystemExit(f"{source} has no .jpg or .jpeg in it")
     (folder / "images").mkdir(parents=True)
     for number in range(count):
         (folder / "images" / f"{number:06d}.jpg").symlink_to(paths[number % len(paths)].resolve())
 
 
-def main() -> None:
+def open_players(arguments: argparse.Namespace, place: Path, stack: ExitStack) -> dict[str, Player]:
+    """Each pipeline of --only, started and warm, one after the other."""
+    players = {}
+    for name in arguments.only:
+        command = [__file__, *sys.argv[1:], "--play", name, "--place", str(place)]
+        try:
+            players[name] = Player(command)
+        except Missing as reason:
+            print(f"{name}: left out, {reason}", flush=True)
+            continue
+        stack.callback(players[name].close)
+    return players
+
+
+def play_rounds(players: dict[str, Player], arguments: argparse.Namespace) -> dict[str, Rounds]:
+    rates: dict[str, Rounds] = {name: [] for name in players}
+    for number in range(arguments.rounds):
+        images, seconds = dict.fromkeys(players, 0), dict.fromkeys(players, 0.0)
+        for _ in range(arguments.turns):
+            for name, player in players.items():
+                made, taken = player.turn(arguments.turn_images)
+                images[name] += made
+                seconds[name] += taken
+        for name in players:
+            rates[name].append(images[name] / seconds[name])
+        print(f"round {number + 1}: " + ", ".join(f"{name} {rates[name][-1]:.0f}" for name in players), flush=True)
+    return rates
+
+
+def table(rates: dict[str, Rounds], players: dict[str, Player]) -> str:
+    """A row a pipeline: its median rate, the reference's rate over it, its memory."""
+    lines = ["| pipeline | img/s | ours / it (min–max) | memory MB |", "| --- | --- | --- | --- |"]
+    for name, rounds in rates.items():
+        shown = ""
+        if REFERENCE in rates:
+            ratios = [our / their for our, their in zip(rates[REFERENCE], rounds, strict=True)]
+            shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        memory = players[name].memory_bytes() / 1e6
+        lines.append(f"| {name} | {statistics.median(rounds):.0f} | {shown} | {memory:.0f} |")
+    return "\n".join(lines)
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path)
-    parser.add_argument("--count", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--min-scale", type=float, default=0.08)
+    parser.add_argument("--images", type=Path, help="a folder of JPEGs; without it 500 × 375 ones are generated")
+    parser.add_argument("--count", type=int, default=16384, help="images an epoch, by links to those in the folder")
+    parser.add_argument("--threads", type=int, default=2, help="or worker processes, of each pipeline")
+    parser.add_argument("--min-scale", type=float, default=0.08, help="smallest crop, as a part of the area")
+    parser.add_argument("--validation", action="store_true", help="centre crops instead of random ones")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=4, help="of each pipeline in a round")
+    parser.add_argument("--turn-images", type=int, help="of each turn; default: a batch for each thread")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--only", nargs="+", choices=[*OURS, *RIVALS], default=[*OURS, *RIVALS], metavar="NAME")
+    parser.add_argument("--play", help=argparse.SUPPRESS)  # this process is the pipeline of that name
+    parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        source = arguments.images
-        if source is None:
-            source = Path(place) / "demo"
-            make_demo(source, DemoSpec(classes=10, images=600, width=500, height=375, seed=0))
-        folder = Path(place) / "linked"
-        link_images(source, folder, arguments.count)
-        ratios = []
-        for number in range(arguments.rounds):
-            ours = our_rate(folder, number, arguments.threads, arguments.min_scale)
-            theirs = their_rate(folder, arguments.threads, arguments.min_scale)
-            ratios.append(ours / theirs)
-            print(
-                f"round {number + 1}: ours {ours:.0f}, torchvision {theirs:.0f} img/s, ratio {ratios[-1]:.2f}",
-                flush=True,
-            )
-    what = f"{arguments.threads} threads, min_scale {arguments.min_scale}, decoder {decode.NAME}"
-    print(f"median ratio {statistics.median(ratios):.2f} ({what})")
+    arguments.turn_images = arguments.turn_images or arguments.threads * arguments.batch
+    return arguments
+
+
+def run_pipeline(arguments: argparse.Namespace) -> None:
+    scratch = arguments.place / arguments.play
+    scratch.mkdir()
+    setting = Setting(
+        arguments.place / "linked", scratch, arguments.threads, arguments.batch, arguments.min_scale,
+        arguments.validation,
+    )  # fmt: skip
+    play(partial((OURS | RIVALS)[arguments.play], setting), num_warm_images=4 * arguments.batch)
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.play:
+        run_pipeline(arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        place = Path(folder)
+        if arguments.images is None:
+            make_demo(place / "demo", DemoSpec(classes=10, images=600, width=500, height=375, seed=0))
+        link_images(arguments.images or place / "demo", place / "linked", arguments.count)
+        players = open_players(arguments, place, stack)
+        print(table(play_rounds(players, arguments), players))
+    crops = "centre crops" if arguments.validation else f"min_scale {arguments.min_scale}"
+    how = f"{arguments.threads} threads or workers, {crops}, medians of {arguments.rounds} rounds"
+    print(f"{how}, our decoder {decode.NAME}")
 
 
 if __name__ == "__main__":

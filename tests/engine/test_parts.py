@@ -245,7 +245,8 @@ class TestSaver:
 class TestJournal:
     FIELDS: ClassVar = {
         "epoch": 0, "phase": 0, "images": 4, "samples_digest": 9,
-        "data_wait_seconds": 0.5, "step_seconds": 1.0, "lr": 0.1, "read_seconds": 0.1, "decode_seconds": 0.2, "resize_seconds": 0.3,
+        "data_wait_seconds": 0.5, "step_seconds": 1.0, "lr": 0.1,
+        "read_seconds": 0.1, "decode_seconds": 0.2, "resize_seconds": 0.3,
     }  # fmt: skip
 
     def test_records_come_out_as_they_went_in(self, tmp_path: Path) -> None:

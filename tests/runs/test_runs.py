@@ -49,7 +49,7 @@ def test_a_run_says_what_it_did_and_leaves_it_in_files(calm: RunDir) -> None:
     top1 = float(rows[-1].split(",")[4])
     assert f"top-1 {top1:.1f} % (50 images)" in out.splitlines()
     assert "epoch 3/3" in out
-    assert rows[0] == "epoch,step,train_loss,val_loss,top1,top5,num_images,px,lr,hours,rect_top1,rect_top5"
+    assert rows[0] == "epoch,step,train_loss,val_loss,top1,top5,num_images,px,lr,rect_top1,rect_top5,hours"
     assert [row.split(",")[:2] for row in rows[1:]] == [["1", "8"], ["2", "16"], ["3", "24"]]
     assert calm.dawnbench.read_text().splitlines()[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
     spec = calm.read_spec()

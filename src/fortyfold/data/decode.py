@@ -77,11 +77,6 @@ def is_native() -> bool:
     return _native is not None
 
 
-def decoder_name(backend: str) -> str:
-    """Who makes the pixels, with versions: a run does not go on with another."""
-    return NAME
-
-
 def read_headers(places: Places, num_threads: int) -> tuple[Headers, Reasons]:
     """Width, height and orientation of each image."""
     headers = np.ones((len(places), 3), np.int64)

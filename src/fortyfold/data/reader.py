@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fortyfold.data import decode, turns
-from fortyfold.data.decode import Reasons, Sizes, StageSeconds
+from fortyfold.data.decode import Boxes, Reasons, Sizes, StageSeconds
 from fortyfold.data.index import Index
 from fortyfold.data.order import Ids
 from fortyfold.data.places import Places
@@ -24,6 +24,9 @@ from fortyfold.data.requests import Request
 _FETCH_THREADS = 16  # network disks answer slowly, not seldom
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+DecodeCrops = Callable[
+    [Places, Boxes, turns.Turns, NDArray[np.uint8], int, str], tuple[Reasons, StageSeconds]
+]  # as data/decode.py's
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Reader:
     upright: bool = False  # obey EXIF orientations
     interpolation: str = "bilinear"
     allocate: Allocate = lambda shape: np.empty(shape, np.uint8)
+    decode_crops: DecodeCrops = decode.decode_crops
 
     def stream(self, requests: Iterable[Request]) -> Generator[Batch, None, None]:
         """One thread makes batch after batch; the decoder's own threads share the work within one."""
@@ -100,7 +104,7 @@ class Reader:
         sizes, upright, reasons = self._headers(request.index, samples, places)
         boxes = turns.stored_boxes(request.crops(request.ids[rows], sizes), sizes, upright)
         turned = upright ^ request.flips[rows].astype(np.uint8) * np.uint8(turns.MIRROR_COLUMNS)
-        failed, seconds = decode.decode_crops(places, boxes, turned, out, self.num_threads, self.interpolation)
+        failed, seconds = self.decode_crops(places, boxes, turned, out, self.num_threads, self.interpolation)
         return failed | reasons, seconds
 
     def _headers(self, index: Index, samples: Ids, places: Places) -> tuple[Sizes, turns.Turns, Reasons]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fortyfold.data.blocks import storage_digest
-from fortyfold.data.decode import decoder_name
 from fortyfold.data.index import Index
+from fortyfold.engine.device import decoder_name
 from fortyfold.engine.setup import Job
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import last_attempt, read_events
@@ -46,7 +46,7 @@ def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
             "layout": storage_digest(job.train_index) if job.recipe.data.shuffle == "block" else None,
             "classes": list(job.train_index.classes),
         },
-        "decoder": decoder_name(job.recipe.data.backend),
+        "decoder": decoder_name(job.recipe.data, job.device),
         "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
         "host": platform.node(),
         "git_commit": _git_commit(),

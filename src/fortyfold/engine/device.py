@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fortyfold.data import dali_decode, decode
 from fortyfold.data.cores import available_cores
 from fortyfold.data.disks import is_on_network
 from fortyfold.data.reader import Batch, Reader
@@ -55,7 +56,20 @@ def open_reader(data: Data, device: torch.device, folder: Path) -> Reader:
         upright=data.exif_orientation,
         interpolation=data.interpolation,
     )
+    if data.backend == "dali":
+        reader = replace(reader, decode_crops=_open_dali(reader.num_threads, device).decode_crops)
     return replace(reader, allocate=allocate_pinned) if device.type == "cuda" else reader
+
+
+def decoder_name(data: Data, device: torch.device) -> str:
+    """Who makes the pixels, with versions: a run does not go on with another."""
+    return f"dali {dali_decode.version()} on the {device.type}" if data.backend == "dali" else decode.NAME
+
+
+def _open_dali(num_threads: int, device: torch.device) -> dali_decode.DaliDecoder:
+    if device.type == "cuda":
+        return dali_decode.DaliDecoder(num_threads, "mixed", device.index)
+    return dali_decode.DaliDecoder(num_threads)
 
 
 Copied = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images, labels, weights

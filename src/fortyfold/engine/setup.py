@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from fortyfold.data.copies import ORIGINAL, choose_copy, copy_sides, open_copy
-from fortyfold.data.decode import decoder_name
 from fortyfold.data.index import Index, with_classes
 from fortyfold.data.reader import Reader
 from fortyfold.data.requests import Sampler
 from fortyfold.data.splits import open_split
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import Snapshot
-from fortyfold.engine.device import Feeder, choose_device, describe, open_reader
+from fortyfold.engine.device import Feeder, choose_device, decoder_name, describe, open_reader
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.optimizer import build_optimizer
 from fortyfold.engine.progress import Progress
@@ -161,7 +160,7 @@ def note_start(
         classes=job.num_classes,
         model=job.recipe.model.name,
         device=describe(job.device),
-        decoder=decoder_name(job.recipe.data.backend),
+        decoder=decoder_name(job.recipe.data, job.device),
         host=platform.node(),
         process=os.getpid(),
         **{key: spec[key] for key in ("versions", "git_commit", "command")},

@@ -11,8 +11,8 @@ from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.run_dir import RunDir, write_atomically
 
 COLUMNS = (
-    "epoch", "step", "train_loss", "val_loss", "top1", "top5", "num_images", "px", "lr", "hours",
-    "rect_top1", "rect_top5",
+    "epoch", "step", "train_loss", "val_loss", "top1", "top5", "num_images", "px", "lr",
+    "rect_top1", "rect_top5", "hours",
 )  # fmt: skip
 
 
