@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -85,6 +86,17 @@ def find_split(root: Path, split: str) -> Path:
             return folder
     names = " or ".join(f"{name}/" for name in SPLIT_FOLDERS[split])
     raise UserError(f"{root} has no {names} (nor below {LAYOUT_PREFIXES[1]}); it needs one with a folder a class in it")
+
+
+def find_splits(root: Path) -> dict[str, Path]:
+    """The folder of each split that `root` has; {"": root} if it has none and so is a folder of class folders."""
+    if not root.is_dir():
+        raise UserError(f"no data folder {root}")
+    found = {}
+    for split in SPLIT_FOLDERS:
+        with suppress(UserError):
+            found[split] = find_split(root, split)
+    return found or {"": root}
 
 
 def open_split(root: Path, split: str, *, fresh: bool = False, progress: ScanProgress | None = None) -> Index:

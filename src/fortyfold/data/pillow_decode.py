@@ -29,37 +29,39 @@ class BadImage(Exception):
 
 def read_size(blob: bytes) -> tuple[int, int]:
     """(width, height) from the header."""
-    with _opened(blob) as image:
+    with opened(blob) as image:
         return image.size
 
 
 def decode_crop(blob: bytes, box: NDArray[np.int64], px: int, flip: bool) -> NDArray[np.uint8]:
     """The `box` of the image, resized to px × px (antialiased bilinear) and mirrored if `flip`: RGB, HWC."""
-    with _opened(blob) as image:
+    with opened(blob) as image:
         try:
             left, top, right, bottom = box.tolist()
             pixels = image.convert("RGB").crop((left, top, right, bottom))
             pixels = pixels.resize((px, px), Image.Resampling.BILINEAR)
         except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
-            raise BadImage(_describe(error)) from None
+            raise BadImage(describe(error)) from None
     if flip:
         pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.asarray(pixels)
 
 
-def _opened(blob: bytes) -> Image.Image:
+def opened(blob: bytes) -> Image.Image:
+    """The image with its header read and its size found bearable; its pixels are read on demand, and may raise."""
     if not blob:
         raise BadImage("the file is empty")
     try:
         image = Image.open(io.BytesIO(blob), formats=FORMATS)
     except Exception as error:
-        raise BadImage(_describe(error)) from None
+        raise BadImage(describe(error)) from None
     if image.width * image.height > MAX_PIXELS:
         raise BadImage(f"{image.width} × {image.height} pixels are more than the limit of {MAX_PIXELS}")
     return image
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """What a reader of Pillow's raised, in one line."""
     if isinstance(error, PIL.UnidentifiedImageError):
         return "not an image that Pillow knows"
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
