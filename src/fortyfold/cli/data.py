@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fortyfold.cli.bars import bar
+from fortyfold.cli.data_check import check
 from fortyfold.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ def _print_resized(result: "Resized", target: Path, seconds: float) -> None:
     there = result.num_images - result.num_worked
     earlier = f" ({there} were made before)" if there else ""
     print(f"{result.num_worked} images in {seconds:.1f} s, {result.num_worked / seconds:.0f} images/s{earlier}")
+
+
+app.command()(check)
 
 
 def make_demo_data(

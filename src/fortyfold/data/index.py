@@ -118,7 +118,7 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
     known = {name: label for label, name in enumerate(classes)}
     if set(index.classes) <= known.keys():
         new_labels = [known[name] for name in index.classes]
-    elif _are_positions(index.classes, classes):
+    elif are_positions(index.classes, classes):
         new_labels = [int(name) for name in index.classes]
     else:
         name = next(name for name in index.classes if name not in known)
@@ -126,7 +126,7 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
     return replace(index, classes=classes, labels=np.array(new_labels, np.int32)[index.labels])
 
 
-def _are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:
+def are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:
     """Whether the class folders `names` count the training set's classes (whose own names are no numbers)."""
     in_range = all(name.isdecimal() and int(name) < len(classes) for name in names)
     return in_range and not any(name.isdecimal() for name in classes)
@@ -170,6 +170,15 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
     found: list[str] = []
     mtimes: dict[str, int] = {}
+    for relative, mtime_ns, files in walk_class(folder, name):
+        mtimes[relative] = mtime_ns
+        found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
+    found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
+    return found, mtimes
+
+
+def walk_class(folder: Path, name: str) -> Iterator[tuple[str, int, list[str]]]:
+    """The class's folder and those below: path below `folder`, modification time, names of all files in it."""
     seen: set[tuple[int, int]] = set()  # a link back to a parent would never end
     walk: Iterator[tuple[str, list[str], list[str]]] = os.walk(
         folder / name, onerror=_refuse_unreadable, followlinks=True
@@ -180,11 +189,7 @@ def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
             children.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        relative = os.path.relpath(parent, folder)
-        mtimes[relative] = status.st_mtime_ns
-        found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
-    found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
-    return found, mtimes
+        yield os.path.relpath(parent, folder), status.st_mtime_ns, files
 
 
 def _refuse_unreadable(error: OSError) -> None:

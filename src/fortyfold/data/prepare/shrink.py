@@ -16,11 +16,11 @@ from PIL import ExifTags, Image
 
 from fortyfold.data.pillow_decode import BadImage, describe, opened
 
-_FORMATS = {
+FORMAT_OF_SUFFIX = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP",
     ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP",
 }  # fmt: skip
-_GREY_MODES = ("1", "L", "LA", "La")
+GREY_MODES = ("1", "L", "LA", "La")
 _TURNS = range(2, 9)  # orientations other than upright; further numbers mean nothing
 
 
@@ -33,7 +33,7 @@ def shrink(blob: bytes, name: str, sides: tuple[int, ...], quality: int) -> list
         try:
             image.load()
             options = _options(image, name, quality)
-            pixels = image.convert("L" if image.mode in _GREY_MODES else "RGB")
+            pixels = image.convert("L" if image.mode in GREY_MODES else "RGB")
             pixels.info.clear()  # Pillow would write comments and profiles again
             return [None if shorter <= side else _copy(pixels, side, options) for side in sides]
         except MemoryError:
@@ -57,7 +57,7 @@ def _copy(pixels: Image.Image, side: int, options: dict[str, object]) -> bytes:
 
 
 def _options(image: Image.Image, name: str, quality: int) -> dict[str, object]:
-    options: dict[str, object] = {"format": _FORMATS[PurePath(name).suffix.lower()]}
+    options: dict[str, object] = {"format": FORMAT_OF_SUFFIX[PurePath(name).suffix.lower()]}
     if options["format"] == "JPEG":
         options |= {"quality": quality, "subsampling": "4:2:0"}
     elif options["format"] == "WEBP":
