@@ -1,7 +1,7 @@
 """Looks at a data set before days are spent on it, and changes nothing.
 
-A check is a function of the data, the findings it adds to, and a progress report; CHECKS lists them. Memory is
-about 40 bytes an image, and a few words for each finding. Duplicates are exact (same size, same SHA-256), but
+A check is a function of the data, the findings it adds to, and a progress report; CHECKS lists them. Memory is 24
+bytes an image beside the index, and a few words a finding. Duplicates are exact (same size, same SHA-256), but
 only files that also begin and end alike are hashed: a large set has few sizes that occur once, and would be read
 whole.
 """
