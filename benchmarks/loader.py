@@ -28,7 +28,7 @@ from fortyfold.data.demo import DemoSpec, make_demo
 from fortyfold.data.index import Index
 from fortyfold.data.prepare.shard import Sharding, make_shards, source_sizes
 from fortyfold.data.reader import Reader
-from fortyfold.data.requests import BatchShape, Sampler, eval_requests
+from fortyfold.data.requests import BatchShape, Request, Sampler, eval_requests
 from fortyfold.data.splits import open_folder
 from fortyfold.models import timm_import
 
@@ -58,6 +58,7 @@ def our_batches(index: Index, setting: Setting) -> Iterator[int]:
     reader, sampler = Reader(setting.threads), Sampler(seed=0)
     shape = BatchShape(-(-len(index) // setting.batch), setting.batch, PX, setting.min_scale)
     for epoch in count():
+        requests: Iterator[Request]
         requests = (sampler.request(index, epoch, batch, shape) for batch in range(shape.num_batches))
         if setting.validation:
             requests = eval_requests(index, PX, PX / SHORTER_PX, setting.batch)

@@ -3,28 +3,28 @@
 import re
 import time
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fortyfold.cli.bars import bar
+from fortyfold.cli.data_check import check
+from fortyfold.cli.data_shard import shard
 from fortyfold.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from fortyfold.data.index import Index
+    from fortyfold.data.prepare.resize import Resized
 
 app = typer.Typer(help="Make, look at and prepare data sets.", no_args_is_help=True)
 
 
-class Tile(StrEnum):
-    auto = "auto"
-    always = "always"
-    never = "never"
-
-
 Folder = Annotated[Path, typer.Argument(metavar="DIR")]
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="A folder with train/ and val/, or with class folders.")]
+Target = Annotated[Path, typer.Argument(metavar="DST", help="A new folder, or one that this command began.")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads that work; 0: one a core.")]
+
+_NAMED = 10  # findings that are named in the terminal
 
 
 @app.command()
@@ -59,68 +59,50 @@ def index(
 
 
 @app.command()
-def shard(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder with train/ and val/, or a folder a class.")],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="Where train/ and val/ with the shards are made.")],
-    shard_mb: Annotated[int, typer.Option(min=1, help="About so large is a shard.")] = 256,
-    shards: Annotated[int, typer.Option(min=0, help="How many shards a split has, instead of --shard-mb.")] = 0,
-    tile: Annotated[
-        Tile, typer.Option(help="Tile JPEGs losslessly, so that crops decode alone; auto: large ones.")
-    ] = Tile.auto,
-    part: Annotated[
-        str, typer.Option(metavar="I/N", help="Make only the I-th of N parts, 1 to N: for job arrays.")
-    ] = "1/1",
-    threads: Annotated[int, typer.Option(min=0, help="0: one a core.")] = 0,
+def resize(
+    source: Source,
+    target: Target,
+    short_side: Annotated[str, typer.Option(help="Longest shorter side in pixels; several give a copy each: 160,352.")],
+    quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEGs that are made.")] = 90,
+    threads: Threads = 0,
 ) -> None:
-    """Make shards: WebDataset tar files, and an index for random access. The same command goes on after a kill."""
-    from fortyfold.data.cores import available_cores
-    from fortyfold.data.splits import find_all, open_folder
+    """Copy a data set with smaller images, to DST/160/train/... and so on: they decode several times faster.
 
-    numbers = _parse_part(part)
-    for split, place in find_all(source).items():
-        with bar(f"indexing {place}") as report:
-            index = open_folder(place, progress=report)
-        _shard_split(index, target / split, shard_mb, shards, tile.value, numbers, threads or available_cores())
+    Names, and with them sample ids and their order, stay as they are. Small images and those that cannot be
+    decoded are copied byte for byte. Killed, the same command goes on.
+    """
+    from fortyfold.data.prepare.resize import ResizeSpec, make_resized
 
-
-def _shard_split(
-    index: "Index", folder: Path, shard_mb: int, num_shards: int, tile: str, part: tuple[int, int], threads: int
-) -> None:
-    from fortyfold.data import decode
-    from fortyfold.data.prepare.shard import Sharding, count_shards, make_shards, source_sizes
-    from fortyfold.data.prepare.work import in_words
-    from fortyfold.data.shards import read_head
-
-    if tile == "auto" and not decode.is_native():
-        tile = "never"
-        print("not tiled: the native decoder was not built")
+    spec = ResizeSpec(_parse_sides(short_side), quality)
     started = time.perf_counter()
-    source_bytes = source_sizes(index, threads)
-    num_shards = num_shards or count_shards(source_bytes, shard_mb * 10**6, len(index))
-    if num_shards > len(index):
-        raise UserError(f"--shards {num_shards}: {index.folder} has only {len(index)} images")
-    with bar(f"sharding {index.folder}") as report:
-        outcome = make_shards(Sharding(index, num_shards, tile), folder, part, threads, source_bytes, report)
+    with bar("resizing images") as report:
+        result = make_resized(source, target, spec, threads, report)
     seconds = time.perf_counter() - started
-    if outcome.num_missing:
-        print(f"{folder}: part {part[0] + 1}/{part[1]} is there; {outcome.num_missing} shards of other parts are not")
-        return
-    head = read_head(folder)
-    total = sum(entry["num_bytes"] for entry in head["shards"])
-    how = f"made in {seconds:.1f} s" if outcome.num_made else "already there"
-    print(f"{folder}: {len(index)} images, {in_words(total)} in {num_shards} shards ({how})")
-    unreadable = head["source"]["unreadable"]
-    for name, reason in unreadable[:10]:
-        print(f"  kept as it is, since it cannot be read: {name} ({reason})")
-    if len(unreadable) > 10:
-        print(f"  and {len(unreadable) - 10} more")
+    if result.already_there:
+        print(f"{result.num_images} images, shorter side {short_side}, in {target} (already there)")
+    else:
+        _print_resized(result, target, seconds)
 
 
-def _parse_part(part: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", part)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"--part {part}: give I/N with I from 1 to N, as in --part 2/8")
-    return int(match[1]) - 1, int(match[2])
+def _print_resized(result: "Resized", target: Path, seconds: float) -> None:
+    from fortyfold.data.prepare.resize import UNREADABLE
+    from fortyfold.data.prepare.work import in_words, printable
+
+    for side, copy in result.copies.items():
+        counts = ", ".join(f"{count} {kind}" for kind, count in copy.counts.items())
+        sizes = f"{in_words(result.source_bytes)} before, {in_words(copy.num_bytes)} after"
+        print(f"{target / str(side)}: {counts}; {sizes}")
+    for below, reason in result.unreadable[:_NAMED]:
+        print(f"unreadable, copied as it is: {printable(below)}: {reason}")
+    if len(result.unreadable) > _NAMED:
+        print(f"{len(result.unreadable) - _NAMED} more are named in {target / UNREADABLE}")
+    there = result.num_images - result.num_worked
+    earlier = f" ({there} were made before)" if there else ""
+    print(f"{result.num_worked} images in {seconds:.1f} s, {result.num_worked / seconds:.0f} images/s{earlier}")
+
+
+app.command()(shard)
+app.command()(check)
 
 
 def make_demo_data(
@@ -144,3 +126,10 @@ def _parse_px(px: str) -> tuple[int, int]:
     if not match or min(sides := [int(side) for side in match.groups(match[1])]) < 16 or max(sides) > 8192:
         raise UserError(f"--px {px}: give a side from 16 to 8192, as in --px 96, or both, as in --px 500x375")
     return sides[0], sides[1]
+
+
+def _parse_sides(text: str) -> tuple[int, ...]:
+    sides = [int(side) for side in text.split(",")] if re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", text) else []
+    if not sides or len(set(sides)) != len(sides):
+        raise UserError(f"--short-side {text}: give a number of pixels, as in 160, or different ones, as in 160,352")
+    return tuple(sorted(sides))

@@ -72,6 +72,15 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
     found: list[str] = []
     mtimes: dict[str, int] = {}
+    for relative, mtime_ns, files in walk_class(folder, name):
+        mtimes[relative] = mtime_ns
+        found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
+    found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
+    return found, mtimes
+
+
+def walk_class(folder: Path, name: str) -> Iterator[tuple[str, int, list[str]]]:
+    """The class's folder and those below: path below `folder`, modification time, names of all files in it."""
     seen: set[tuple[int, int]] = set()  # a link back to a parent would never end
     walk: Iterator[tuple[str, list[str], list[str]]] = os.walk(
         folder / name, onerror=_refuse_unreadable, followlinks=True
@@ -82,11 +91,7 @@ def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
             children.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        relative = os.path.relpath(parent, folder)
-        mtimes[relative] = status.st_mtime_ns
-        found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
-    found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
-    return found, mtimes
+        yield os.path.relpath(parent, folder), status.st_mtime_ns, files
 
 
 def _refuse_unreadable(error: OSError) -> None:

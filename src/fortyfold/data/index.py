@@ -94,7 +94,7 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
     known = {name: label for label, name in enumerate(classes)}
     if set(index.classes) <= known.keys():
         new_labels = [known[name] for name in index.classes]
-    elif _are_positions(index.classes, classes):
+    elif are_positions(index.classes, classes):
         new_labels = [int(name) for name in index.classes]
     else:
         name = next(name for name in index.classes if name not in known)
@@ -102,7 +102,7 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
     return replace(index, classes=classes, labels=np.array(new_labels, np.int32)[index.labels])
 
 
-def _are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:
+def are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:
     """Whether the class folders `names` count the training set's classes (whose own names are no numbers)."""
     in_range = all(name.isdecimal() and int(name) < len(classes) for name in names)
     return in_range and not any(name.isdecimal() for name in classes)

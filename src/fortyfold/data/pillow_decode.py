@@ -48,7 +48,7 @@ def decode_crop(
             pixels = image.convert("RGB").crop((left, top, right, bottom))
             pixels = pixels.resize((height, width) if transposed else (width, height), FILTERS[interpolation])
         except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
-            raise BadImage(_describe(error)) from None
+            raise BadImage(describe(error)) from None
     turned = np.asarray(pixels)
     turned = turned.transpose(1, 0, 2) if transposed else turned
     return turned[:: -1 if turn & MIRROR_ROWS else 1, :: -1 if turn & MIRROR_COLUMNS else 1]
@@ -63,19 +63,20 @@ def _orientation(image: Image.Image) -> int:
 
 
 def opened(blob: bytes) -> Image.Image:
-    """The image, its pixels not decoded yet."""
+    """The image with its header read and its size found bearable; its pixels are read on demand, and may raise."""
     if not blob:
         raise BadImage("the file is empty")
     try:
         image = Image.open(io.BytesIO(blob), formats=FORMATS)
     except Exception as error:
-        raise BadImage(_describe(error)) from None
+        raise BadImage(describe(error)) from None
     if image.width * image.height > MAX_PIXELS:
         raise BadImage(f"{image.width} × {image.height} pixels are more than the limit of {MAX_PIXELS}")
     return image
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """What a reader of Pillow's raised, in one line."""
     if isinstance(error, PIL.UnidentifiedImageError):
         return "not an image that Pillow knows"
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]

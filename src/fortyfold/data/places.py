@@ -3,12 +3,26 @@
 import os
 import stat
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 WHOLE = -1  # a length: to the end of the file
+
+
+class Place(NamedTuple):
+    """Where one image's bytes are."""
+
+    file: bytes
+    offset: int = 0
+    length: int = WHOLE
+
+    def read(self) -> bytes:
+        """The image's bytes; fewer, or none, when the file has become shorter."""
+        with open(self.file, "rb") as file:  # noqa: PTH123
+            file.seek(self.offset)
+            return file.read(self.length)
 
 
 @dataclass(frozen=True)
@@ -26,14 +40,14 @@ class Places:
     def __getitem__(self, rows: "NDArray[Any] | list[int]") -> "Places":
         return Places(self.files, self.which[rows], self.offsets[rows], self.lengths[rows])
 
+    def one(self, row: int) -> "Place":
+        return Place(self.file(row), int(self.offsets[row]), int(self.lengths[row]))
+
     def file(self, row: int) -> bytes:
         return self.files[int(self.which[row])]
 
     def read(self, row: int) -> bytes:
-        """The image's bytes; fewer, or none, when the file has become shorter."""
-        with open(self.file(row), "rb") as file:  # noqa: PTH123
-            file.seek(self.offsets[row])
-            return file.read(int(self.lengths[row]))
+        return self.one(row).read()
 
 
 def whole_files(paths: list[bytes]) -> Places:

@@ -29,18 +29,15 @@ def open_split(root: Path, split: str, *, fresh: bool = False, progress: ScanPro
     return open_folder(find_split(root, split), fresh=fresh, progress=progress)
 
 
-def find_all(root: Path) -> dict[str, Path]:
-    """The splits below `root` by name; "" is `root` itself where it has no train/ or val/."""
+def find_splits(root: Path) -> dict[str, Path]:
+    """The folder of each split that `root` has; {"": root} if it has none and so is a split itself."""
     if not root.is_dir():
         raise UserError(f"no data folder {root}")
-    names = [name for folders in SPLIT_FOLDERS.values() for name in folders]
-    if not any((root / prefix / name).is_dir() for prefix in LAYOUT_PREFIXES for name in names):
-        return {"": root}
-    found: dict[str, Path] = {}
+    found = {}
     for split in SPLIT_FOLDERS:
         with suppress(UserError):
             found[split] = find_split(root, split)
-    return found
+    return found or {"": root}
 
 
 def open_folder(folder: Path, *, fresh: bool = False, progress: ScanProgress | None = None) -> Index:

@@ -28,6 +28,8 @@ def making(folder: Path, by: str, arguments: Mapping[str, Any]) -> Iterator[bool
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            for torn in folder.glob(f".{MANIFEST}.*"):  # of a writer that was killed
+                torn.unlink()
             found = _read_manifest(folder)
             if found == wanted:
                 yield False
@@ -58,8 +60,7 @@ def was_made_by(folder: Path, command: str) -> bool:
 
 def _refuse_other(folder: Path, found: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
     if found is None:
-        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name not in (LOCK, f".{MANIFEST}"))
-        foreign = [name for name in foreign if not name.startswith(f".{MANIFEST}.")]
+        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
         if foreign:
             raise UserError(f"{folder} already has files in it ({foreign[0]}); choose another folder, or remove them")
         return

@@ -56,6 +56,11 @@ def in_words(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
+def printable(path: str) -> str:
+    """A path in one line of UTF-8, whatever bytes its name has."""
+    return os.fsencode(path).decode(errors="backslashreplace").replace("\n", "\\n")
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write `path` so that a kill leaves the old file or the new one, never a part. Not fsynced: of a million
     small files that would take hours; what marks a folder as whole comes after `settle`."""
