@@ -56,6 +56,8 @@ class Data(Section):
     """Folder that holds train/ and val/ (or validation/, or Data/CLS-LOC/…), each with a folder a class."""
     demo: DemoData | None = None
     """Make the embedded data set in `root` when nothing is there."""
+    stage: str | None = None
+    """A folder on the node's own disk, or "$TMPDIR": sharded data is copied there first. Changes no pixel."""
     tail: Literal["keep", "drop"] = "keep"
     """keep: every image once an epoch, batches differ in size by at most one. drop: fixed size, rest left out."""
     threads: Annotated[int, Field(ge=0)] = 0
@@ -219,7 +221,7 @@ class Recipe(Section):
         )
 
 
-FREE_KEYS = ("name", "data.root", "data.demo", "data.threads", "data.prefetch", "checkpoint", "log")
+FREE_KEYS = ("name", "data.root", "data.demo", "data.stage", "data.threads", "data.prefetch", "checkpoint", "log")
 """Keys (with all below them) that change no weight: a run may go on with other values."""
 
 
