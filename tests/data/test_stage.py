@@ -203,10 +203,10 @@ def test_of_three_at_once_one_copies(shards: Path, tmp_path: Path) -> None:
 def test_a_killed_copier_is_taken_over(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "gate").touch()
     first = start_slowly(shards, tmp_path / "scratch", tmp_path / "gate")
-    second = start("data", "stage", shards, tmp_path / "scratch", "--streams", 1)
-    assert second.stdout is not None
     wait_for_shards(1, tmp_path / "scratch", first)
     os.kill(first.pid, signal.SIGSTOP)  # however slowly the second starts, there is something left to do
+    second = start("data", "stage", shards, tmp_path / "scratch", "--streams", 1)
+    assert second.stdout is not None
     assert f"waiting for process {first.pid} on " in second.stdout.readline()
     first.kill()
     first.communicate()
