@@ -1,7 +1,9 @@
 """Losslessly tiled JPEGs: the same image for any decoder, the same crops for ours, only sooner."""
 
+import io
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def noisy(width: int, height: int) -> Image.Image:
 
 def every_kind() -> list[bytes]:
     """All samplings × odd sizes × baseline, progressive, optimised, with restart markers of their own; grey, too."""
-    options = [{}, {"progressive": True}, {"optimize": True}, {"restart_marker_blocks": 3}]
+    options: list[dict[str, Any]] = [{}, {"progressive": True}, {"optimize": True}, {"restart_marker_blocks": 3}]
     blobs = []
     for (width, height), how in product(SIZES, options):
         picture = noisy(width, height)
@@ -44,8 +46,6 @@ def tiled(blob: bytes) -> bytes:
 
 
 def opened(blob: bytes) -> Image.Image:
-    import io
-
     return Image.open(io.BytesIO(blob))
 
 

@@ -11,6 +11,7 @@ import typer
 from fortyfold.cli.bars import bar
 from fortyfold.cli.data_check import check
 from fortyfold.cli.data_shard import shard
+from fortyfold.cli.data_stage import stage
 from fortyfold.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _print_resized(result: "Resized", target: Path, seconds: float) -> None:
 
 
 app.command()(shard)
+app.command()(stage)
 app.command()(check)
 
 

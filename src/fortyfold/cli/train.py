@@ -38,7 +38,9 @@ def train(
     stop = StopFlag().listen()  # before anything takes long
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
     run_dir = RunDir(out or Path("runs") / chosen.name)
-    if not _prepare_data(chosen, stop):
+    try:
+        staged = _prepare_data(chosen, stop)
+    except _Stop:
         print("stopped before training began; the same command goes on")
         return STOPPED
     if fresh and (aside := set_aside(run_dir)):
@@ -49,7 +51,7 @@ def train(
     from fortyfold.engine.train import train as train_run
 
     with Display(run_dir, chosen.log.every_steps):
-        outcome = train_run(chosen, run_dir, stop, command=["fortyfold", *sys.argv[1:]])
+        outcome = train_run(chosen, run_dir, stop, ["fortyfold", *sys.argv[1:]], staged)
     return _tell(run_dir, outcome)
 
 
@@ -57,27 +59,27 @@ class _Stop(Exception):
     """Asked to stop while the data was being prepared."""
 
 
-def _prepare_data(recipe: Recipe, stop: "StopFlag") -> bool:
-    """Make the demo data if the recipe wants it, and scan the folders, both with a bar; False when stopped."""
+def _prepare_data(recipe: Recipe, stop: "StopFlag") -> Path | None:
+    """Make the demo data if the recipe wants it, stage and index, each with a bar; gives the staged copy's place."""
     from fortyfold.cli.bars import bar
     from fortyfold.cli.data import make_demo_data
+    from fortyfold.cli.data_stage import stage_data
     from fortyfold.data.demo import DEMO
     from fortyfold.data.prepare.target import was_made_by
     from fortyfold.data.splits import open_split
+    from fortyfold.data.stage import scratch_folder
 
     def check() -> None:
         if stop.requested:
             raise _Stop
 
     root, demo = Path(recipe.data.root), recipe.data.demo
-    try:
-        if demo is not None and (not root.exists() or was_made_by(root, DEMO)):
-            make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, check=check)
-        with bar(f"indexing {root}", check) as report:
-            open_split(root, "train", progress=report)
-    except _Stop:
-        return False
-    return True
+    if demo is not None and (not root.exists() or was_made_by(root, DEMO)):
+        make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, check=check)
+    staged = stage_data(root, scratch_folder(recipe.data.stage), check=check) if recipe.data.stage else None
+    with bar(f"indexing {staged or root}", check) as report:
+        open_split(staged or root, "train", progress=report)
+    return staged
 
 
 def _tell(run_dir: RunDir, outcome: "Outcome") -> int:

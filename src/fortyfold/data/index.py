@@ -48,6 +48,11 @@ class Index:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def storage(self) -> Path:
+        """The folder that is read, which of a staged split is not the one it is named by."""
+        return self.folder if self.shards is None else Path(os.fsdecode(self.shards.places.files[0])).parent
+
     def relative_path(self, sample: int) -> str:
         return os.fsdecode(self._name(sample))
 

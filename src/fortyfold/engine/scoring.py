@@ -38,7 +38,7 @@ class Scoring:
             rectangular=bool(phase.rectangular),
             rank_batch=phase.global_batch or phase.rank_batch or 1,
         )
-        reader = open_reader(self.recipe.data, self.device, self.index.folder)
+        reader = open_reader(self.recipe.data, self.device, self.index.storage)
         scores = evaluate_split(self.model, reader, feed, self.index, views, report=report)
         assert scores is not None
         return scores

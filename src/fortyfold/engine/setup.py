@@ -14,6 +14,7 @@ from fortyfold.data.index import Index, with_classes
 from fortyfold.data.reader import Reader
 from fortyfold.data.requests import Sampler
 from fortyfold.data.splits import open_split
+from fortyfold.data.stage import open_staged
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import Snapshot
 from fortyfold.engine.device import Feeder, choose_device, decoder_name, describe, open_reader
@@ -88,11 +89,15 @@ class Training:
         self.clock_started = now
 
 
-def open_job(recipe: Recipe, run_dir: RunDir) -> Job:
-    """Read the data's index and lay the recipe out on steps."""
+def open_job(recipe: Recipe, run_dir: RunDir, staged: Path | None = None) -> Job:
+    """Read the data's index and lay the recipe out on steps. `staged` is a copy of data.root to read instead."""
     root = Path(recipe.data.root)
-    train_index = open_split(root, "train")
-    val_index = with_classes(open_split(root, "val"), train_index.classes) if recipe.evaluate.every_epochs else None
+
+    def open_index(split: str) -> Index:
+        return open_staged(root, staged, split) if staged else open_split(root, split)
+
+    train_index = open_index("train")
+    val_index = with_classes(open_index("val"), train_index.classes) if recipe.evaluate.every_epochs else None
     timeline = build_timeline(recipe, len(train_index), World())
     phase_data = tuple(_open_phase(recipe, stretch, train_index, val_index) for stretch in timeline.stretches)
     return Job(recipe, timeline, train_index, val_index, phase_data, run_dir, choose_device())
@@ -128,7 +133,7 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
         job=job,
         model=model,
         optimizer=optimizer,
-        reader=open_reader(job.recipe.data, job.device, job.train_index.folder),
+        reader=open_reader(job.recipe.data, job.device, job.train_index.storage),
         feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
         progress=progress,
         journal=journal,

@@ -41,9 +41,14 @@ class Outcome:
     """It had been finished before."""
 
 
-def train(recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str] = ()) -> Outcome:
-    """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one."""
-    job = open_job(recipe, run_dir)
+def train(
+    recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str] = (), staged: Path | None = None
+) -> Outcome:
+    """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one.
+
+    `staged` is a copy of data.root (data/stage.py) to read instead.
+    """
+    job = open_job(recipe, run_dir, staged)
     build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
     with run_dir.hold():
         try:

@@ -56,6 +56,8 @@ class Data(Section):
     """Folder that holds train/ and val/ (or validation/, or Data/CLS-LOC/…), each with a folder a class, or shards."""
     demo: DemoData | None = None
     """Make the embedded data set in `root` when nothing is there."""
+    stage: str | None = None
+    """A folder on the node's own disk, or "$TMPDIR": the shards of root are copied there first. Changes no pixel."""
     tail: Literal["keep", "drop"] = "keep"
     """keep: every image once an epoch, batches differ in size by at most one. drop: fixed size, rest left out."""
     shuffle: Literal["global", "block"] = "global"
@@ -239,8 +241,8 @@ class Recipe(Section):
 
 
 FREE_KEYS = (
-    "name", "data.root", "data.demo", "data.copies", "data.threads", "data.prefetch", "data.read_ahead",
-    "checkpoint", "log",
+    "name", "data.root", "data.demo", "data.copies", "data.stage", "data.threads", "data.prefetch",
+    "data.read_ahead", "checkpoint", "log",
 )  # fmt: skip
 """Keys (with all below them) that change no weight: a run may go on with other values."""
 

@@ -160,7 +160,8 @@ def _make_shard(work: Sharding, folder: Path, shard: int, num_threads: int, adva
         if final.exists():
             beside.unlink(missing_ok=True)
             return 0
-        file.truncate(0)
+        file.seek(0)
+        file.truncate()
         rows, unreadable, digest = _write_shard(work, shard, file, num_threads, advance)
         file.flush()
         os.fsync(file.fileno())
