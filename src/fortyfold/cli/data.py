@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from fortyfold.cli import data_import
 from fortyfold.cli.bars import bar
 from fortyfold.spec.errors import UserError
 
 app = typer.Typer(help="Make, look at and prepare data sets.", no_args_is_help=True)
+app.add_typer(data_import.app, name="import")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR")]
 
