@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fortyfold.data.prepare.work import in_words
 
 LINE_SECONDS = 10.0
 
@@ -13,9 +15,10 @@ Report = Callable[[int, int], None]  # how many are done, of how many
 
 
 @contextmanager
-def bar(title: str, check: Callable[[], None] | None = None) -> Iterator[Report]:
-    """A function to call with (done, total). Each call also calls `check`, which may raise to stop the work."""
-    with _shown(title) as show:
+def bar(title: str, check: Callable[[], None] | None = None, *, in_bytes: bool = False) -> Iterator[Report]:
+    """A function to call with (done, total), of things or `in_bytes`. Each call also calls `check`, which may
+    raise to stop the work."""
+    with _shown(title, in_bytes) as show:
 
         def report(done: int, total: int) -> None:
             show(done, total)
@@ -26,28 +29,28 @@ def bar(title: str, check: Callable[[], None] | None = None) -> Iterator[Report]
 
 
 @contextmanager
-def _shown(title: str) -> Iterator[Report]:
+def _shown(title: str, in_bytes: bool) -> Iterator[Report]:
     if sys.stdout.isatty():
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            DownloadColumn() if in_bytes else MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
         with Progress(*columns, transient=True) as progress:
             task = progress.add_task(title, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
     else:
-        yield _lines(title)
+        yield _lines(title, in_words if in_bytes else str)
 
 
-def _lines(title: str) -> Report:
+def _lines(title: str, amount: Callable[[int], str]) -> Report:
     last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
-            print(f"{title}: {done} of {total}", flush=True)
+            print(f"{title}: {amount(done)} of {amount(total)}", flush=True)
 
     return report

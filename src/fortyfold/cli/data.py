@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fortyfold.cli import data_import
 from fortyfold.cli.bars import bar
 from fortyfold.cli.data_check import check
 from fortyfold.cli.data_shard import shard
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fortyfold.data.prepare.resize import Resized
 
 app = typer.Typer(help="Make, look at and prepare data sets.", no_args_is_help=True)
+app.add_typer(data_import.app, name="import")
 
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR")]

@@ -19,15 +19,15 @@ def copy_sides(folder: Path) -> list[int]:
     return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal() and entry.is_dir())
 
 
-def choose_copy(sides: list[int], px: int, crop_ratio: float, named: str | None) -> str:
+def choose_copy(sides: list[int], px: int, crop_ratio: float, named: int | str | None) -> str:
     """The copy that was named, or the smallest whose centre crop is not enlarged to `px`, or the original."""
     if named is not None:
-        if named != ORIGINAL and named not in map(str, sides):
+        if named != ORIGINAL and named not in sides:
             there = ", ".join(map(str, sides)) or "none"
             raise UserError(
                 f"data_copy = {named!r}: there is no such copy (there are {there}); {ORIGINAL!r} names the data"
             )
-        return named
+        return str(named)
     return next((str(side) for side in sides if side * crop_ratio >= px), ORIGINAL)
 
 

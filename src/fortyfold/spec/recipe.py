@@ -136,8 +136,8 @@ class Phase(Section):
     """A learning rate, or a line [from, to] over the phase's steps; wins over the schedule."""
     min_scale: Annotated[float, Field(gt=0, le=1)] | None = None
     """Smallest share of an image's area that a random crop takes; default: the recipe's."""
-    data_copy: str | None = None
-    """The resized copy to read, such as "160", or "original"; default: the smallest that suffices."""
+    data_copy: Count | Literal["original"] | None = None
+    """The resized copy to read by its shorter side, or "original"; default: the smallest that suffices."""
     rectangular: bool | None = None
     """Evaluate on rectangles as well; default: the recipe's evaluate.rectangular."""
 

@@ -24,7 +24,7 @@ class Stretch:
     global_batch: int
     min_scale: float
     lr: float | tuple[float, float] | None = None
-    data_copy: str | None = None  # as the phase names it
+    data_copy: int | str | None = None  # as the phase names it
     rectangular: bool = False
 
     @property
