@@ -104,6 +104,39 @@ def test_without_the_native_decoder_pillow_serves(tiny_data: Path, tmp_path: Pat
     assert "was started with the decoder pillow" in refused.stderr
 
 
+def test_a_missing_native_decoder_is_told_once(
+    finished_run: Path, tiny_data: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fortyfold.data import decode
+
+    command = ("train", "tiny", "--data", tiny_data, "--out", finished_run, "--epochs", "1")
+    monkeypatch.setattr(decode, "_native", None)
+    assert fortyfold(*command)[1].count("the native JPEG decoder was not built") == 1
+    monkeypatch.setenv("FORTYFOLD_DECODER", "pillow")
+    assert "not built" not in fortyfold(*command)[1]
+
+
+def test_bench_loader(tiny_data: Path, fortyfold: Fortyfold) -> None:
+    code, out, _ = fortyfold(
+        "bench", "loader", tiny_data, tiny_data / "val", "--px", "16,32", "--threads", "1,2", "--seconds", "0.1",
+        "--batch", "25",
+    )  # fmt: skip
+    assert code == 0
+    head, *lines = out.splitlines()[1:]
+    assert head.split() == ["data", "threads", "px", "img/s", "of", "limit", "read", "decode", "resize", "python"]
+    assert len(lines) == 8
+    for line in lines:
+        reached = int(line.split("%")[0].split()[-1])
+        assert 0 < reached <= 100 and line.endswith("µs/img")
+    assert (
+        fortyfold("bench", "loader", tiny_data, "--validation", "--px", "16", "--threads", "2", "--seconds", "0.1")[0]
+        == 0
+    )
+    code, _, err = fortyfold("bench", "loader", tiny_data, "--px", "4")
+    assert code == 2 and err == "fortyfold: --px 4: give numbers from 8 to 4096, as in --px 1,2\n"
+    assert fortyfold("bench", "loader", tiny_data / "nowhere")[0] == 2
+
+
 def test_data_demo_and_index(tmp_path: Path, fortyfold: Fortyfold) -> None:
     command = ("data", "demo", tmp_path / "d", "--classes", 3, "--images", 60, "--px", "40x30")
     assert "50 train, 10 val images, 3 classes, 40 × 30 pixels" in fortyfold(*command)[1]

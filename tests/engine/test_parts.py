@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -121,6 +122,48 @@ class TestStep:
             assert reads == []
             torch.ones(1).item()
         assert len(reads) == 1  # the watch does see one
+
+
+class FakeStream:
+    """Stands in for a CUDA stream: notes what was asked of it."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def record_event(self) -> "FakeStream":
+        self._log.append(f"{self._name} records")
+        return self
+
+    def wait_event(self, event: "FakeStream") -> None:
+        self._log.append(f"{self._name} waits for {event._name}")
+
+    def query(self) -> bool:
+        return False
+
+
+class TestCopyingAhead:
+    def test_on_the_cpu_batches_pass_through(self) -> None:
+        batches = [make_batch(), make_batch()]
+        assert list(Feeder(torch.device("cpu"), DATA, True).ahead(iter(batches))) == batches
+
+    def test_a_gpu_copies_the_next_batch_while_one_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log: list[str] = []
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(log, "main"))
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append("held"))
+        feed = Feeder(torch.device("cpu"), DATA, True)
+        feed._copy_stream = FakeStream(log, "copy")  # type: ignore[assignment]
+        batches = [make_batch() for _ in range(3)]
+        expected = Feeder(torch.device("cpu"), DATA, True)(batches[0]).images
+        for number, batch in enumerate(feed.ahead(iter(batches))):
+            assert batch is batches[number]
+            assert log.count("copy records") == min(number + 2, 3)  # one ahead
+            assert torch.equal(feed(batch).images, expected)
+        assert log.count("main waits for copy") == 3
+        assert log.count("held") == 9
+        assert not feed._under_way and len(feed._arriving) == 3  # nothing is given back before it has arrived
+        other = make_batch()
+        assert torch.equal(feed(other).images, expected)  # one that was not copied ahead works as well
 
 
 class TestFeeder:

@@ -32,6 +32,7 @@ def train(
 
     Exit codes: 0 trained, 75 stopped unfinished (saved), 2 bad input, 1 failure.
     """
+    from fortyfold.data import decode
     from fortyfold.engine.attempt import set_aside
     from fortyfold.engine.stop import StopFlag
 
@@ -45,6 +46,8 @@ def train(
         return STOPPED
     if fresh and (aside := set_aside(run_dir)):
         print(f"the run that was here is now {aside}")
+    if text := decode.notice():
+        print(f"note: {text}")
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
     calm_openmp()
     from fortyfold.cli.display import Display

@@ -77,6 +77,16 @@ def is_native() -> bool:
     return _native is not None
 
 
+def notice() -> str | None:
+    """What a user should know once: that the fast decoder is missing, unless that was asked for."""
+    if is_native() or os.environ.get("FORTYFOLD_DECODER"):
+        return None
+    return (
+        "the native JPEG decoder was not built, and Pillow is several times slower; "
+        "install a C compiler and libjpeg-turbo's headers, then fortyfold again"
+    )
+
+
 def read_headers(places: Places, num_threads: int) -> tuple[Headers, Reasons]:
     """Width, height and orientation of each image."""
     headers = np.ones((len(places), 3), np.int64)

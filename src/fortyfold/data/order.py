@@ -33,8 +33,16 @@ def hash_ids(ids: Ids, *parts: int) -> Hashes:
 
 @lru_cache(maxsize=2)
 def permutation(num_samples: int, seed: int, epoch: int) -> Ids:
-    """The samples in the order of an epoch; each exactly once, since distinct ids have distinct hashes."""
-    order = np.argsort(hash_ids(np.arange(num_samples), seed, epoch))
+    """The samples in the order of an epoch, that of their hashes.
+
+    The ids take the place of the hashes' low bits: sorting whole numbers is three times as fast as finding the
+    order of a sort, and each id comes out exactly once.
+    """
+    id_bits = np.uint64((num_samples - 1).bit_length())
+    ids = np.arange(num_samples)
+    keys = hash_ids(ids, seed, epoch) >> id_bits << id_bits | ids.astype(np.uint64)
+    keys.sort()
+    order = (keys & ((np.uint64(1) << id_bits) - np.uint64(1))).astype(np.int64)
     order.setflags(write=False)
     return order
 
