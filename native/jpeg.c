@@ -1,5 +1,5 @@
-/* Decodes no more than the crop needs: of a tiled image only the tiles under it; rows above it are skipped, columns
-   beside it are not transformed, and where the crop is at least twice the output, the inverse DCT itself halves
+/* Decodes no more than the crop needs: of a tiled image only the tiles under it (entropy.h); rows above it are skipped,
+   columns beside it are not transformed, and where the crop is at least twice the output, the inverse DCT itself halves
    (or quarters…) the image. */
 #include "jpeg.h"
 
@@ -7,10 +7,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "entropy.h"
 #include "exif.h"
 #include "guard.h"
 #include "resample.h"
-#include "tile.h"
 
 #define PAD 8 /* pixels decoded beside the crop, so that chroma is interpolated there as in a full decode */
 
@@ -28,10 +28,12 @@ int reserve(void **block, size_t *room, size_t bytes) {
 
 void free_workspace(Workspace *workspace) {
     free(workspace->file);
-    free(workspace->tiles);
     free(workspace->pixels);
     free(workspace->unturned);
     free(workspace->row);
+    if (workspace->reader)
+        free_reader(workspace->reader);
+    free(workspace->reader);
     memset(workspace, 0, sizeof *workspace);
 }
 
@@ -100,13 +102,26 @@ static Region padded_region(const int64_t box[4], j_decompress_ptr info) {
     return region;
 }
 
-/* Rows of the region into workspace->pixels, 4 bytes a pixel. May leave by longjmp. */
-static Status read_region(j_decompress_ptr info, Workspace *workspace, Region *region) {
+/* Gives Huffman decoding of what the region needs to our own decoder. */
+static void take_over_region(j_decompress_ptr info, EntropyReader *reader, const uint8_t *end, const Region *region) {
+    unsigned denominator = info->scale_denom;
+    unsigned mcu_width = DCTSIZE * (info->num_components == 1 ? 1u : (unsigned)info->max_h_samp_factor);
+    unsigned mcu_height = DCTSIZE * (info->num_components == 1 ? 1u : (unsigned)info->max_v_samp_factor);
+    unsigned right = (region->left + info->output_width) * denominator;
+    unsigned bottom = (region->top + region->height) * denominator;
+    take_over(info, reader, end, region->left * denominator / mcu_width, (right + mcu_width - 1) / mcu_width,
+              bottom / mcu_height + 1 + (unsigned)info->max_v_samp_factor); /* rows of context, too */
+}
+
+/* Rows of the region into workspace->pixels, 4 bytes a pixel; with our own entropy decoding if `end`, the end of the
+   data, is given. May leave by longjmp. */
+static Status read_region(j_decompress_ptr info, Workspace *workspace, Region *region, const uint8_t *end) {
     size_t row_bytes;
     jpeg_crop_scanline(info, &region->left, &region->width); /* moves the left edge to a block's edge */
+    if (end)
+        take_over_region(info, workspace->reader, end, region);
     row_bytes = 4 * (size_t)info->output_width;
-    if (reserve((void **)&workspace->pixels, &workspace->pixels_room, row_bytes * region->height + 64) ||
-        reserve((void **)&workspace->row, &workspace->row_room, (row_bytes + 32) * sizeof *workspace->row))
+    if (reserve((void **)&workspace->pixels, &workspace->pixels_room, row_bytes * region->height))
         return OUT_OF_MEMORY;
     if (region->top > 0 && jpeg_skip_scanlines(info, region->top) != region->top)
         return CORRUPT;
@@ -148,6 +163,9 @@ static Status resize_region(j_decompress_ptr info, Workspace *workspace, const R
     Interval rows = {top, bottom, (int)top, (int)at_most((int64_t)(bottom + 0.999), height)};
     int failed = make_axis(&horizontal, out_width, columns, crop->bicubic) |
                  make_axis(&vertical, out_height, rows, crop->bicubic);
+    if (!failed)
+        failed = reserve((void **)&workspace->row, &workspace->row_room,
+                         (4 * (size_t)width + scratch_slack(&horizontal)) * sizeof *workspace->row);
     if (turned && !failed)
         failed = reserve((void **)&workspace->unturned, &workspace->unturned_room,
                          3 * (size_t)out_width * (size_t)out_height);
@@ -161,23 +179,14 @@ static Status resize_region(j_decompress_ptr info, Workspace *workspace, const R
     return failed ? OUT_OF_MEMORY : OK;
 }
 
-/* libjpeg's fast path wants some bytes in hand, even at the end. They begin with an end marker, so that data which
-   lacks its end is noticed: it is read on into them. */
-static void pad(uint8_t *data, size_t length) {
-    memset(data + length, 0, PADDING);
-    data[length] = 0xFF;
-    data[length + 1] = JPEG_EOI;
-}
-
-static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
-                     uint8_t *out) {
+static Status decode(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
+                     int own_entropy, uint8_t *out) {
     struct jpeg_decompress_struct info;
     Guard guard;
     Region region;
     Status status;
     const int64_t *box = crop->box;
     int64_t started = now_ns();
-    pad(data, length);
     arm(&info, &guard);
     if (setjmp(guard.escape)) {
         jpeg_destroy_decompress(&info);
@@ -185,7 +194,8 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
     }
     jpeg_create_decompress(&info);
     info.progress = &guard.progress;
-    jpeg_mem_src(&info, data, (unsigned long)(length + PADDING));
+    info.client_data = workspace->reader;
+    jpeg_mem_src(&info, data, (unsigned long)length);
     jpeg_read_header(&info, TRUE);
     status = check_header(&info, max_pixels);
     if (status == OK && (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3] ||
@@ -199,12 +209,12 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
             info.max_h_samp_factor == info.max_v_samp_factor ? (unsigned)largest_denominator(crop) : 1;
         jpeg_start_decompress(&info);
         region = padded_region(box, &info);
-        status = read_region(&info, workspace, &region);
-        if (info.src->next_input_byte > data + length)
-            guard.truncated = 1;
+        status = read_region(&info, workspace, &region, own_entropy ? data + length : NULL);
     }
     int64_t decoded = now_ns();
     workspace->decode_ns += decoded - started;
+    if (own_entropy && workspace->reader->failed)
+        status = CORRUPT;
     if (status == OK)
         status = resize_region(&info, workspace, &region, crop, out);
     workspace->resize_ns += now_ns() - decoded;
@@ -212,22 +222,19 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
     return status == OK && guard.truncated ? TRUNCATED : status;
 }
 
-Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
+Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
                  uint8_t *out) {
-    int64_t margin = (PAD + 1) * largest_denominator(crop), left, top;
-    const int64_t *box = crop->box;
-    size_t tiles_length;
+    Status status;
     if (!starts_like_jpeg(data, length))
         return FOREIGN;
     if (!has_end(data, length))
         return TRUNCATED;
-    if (reserve((void **)&workspace->tiles, &workspace->tiles_room, TILED_ROOM * length + PADDING))
+    if (!workspace->reader)
+        workspace->reader = calloc(1, sizeof *workspace->reader);
+    if (!workspace->reader)
         return OUT_OF_MEMORY;
-    Part part = {at_least(box[0] - margin, 0), at_least(box[1] - margin, 0), box[2] + margin, box[3] + margin};
-    if (!cut_tiles(data, length, &part, workspace->tiles, &tiles_length, &left, &top))
-        return decode(workspace, data, length, max_pixels, crop, out);
-    int64_t moved[4] = {box[0] - left, box[1] - top, box[2] - left, box[3] - top};
-    Crop within = *crop;
-    within.box = moved;
-    return decode(workspace, workspace->tiles, tiles_length, max_pixels, &within, out);
+    status = decode(workspace, data, length, max_pixels, crop, 1, out);
+    if (status == CORRUPT || status == TRUNCATED) /* libjpeg reads over some damage, and knows better what it is */
+        status = decode(workspace, data, length, max_pixels, crop, 0, out);
+    return status;
 }

@@ -31,13 +31,12 @@ typedef struct {
 /* Memory that is kept from image to image, and where the time went; one for each thread. Zero it first,
    free_workspace() at the end. */
 typedef struct {
-    uint8_t *file, *tiles, *pixels, *unturned;
+    uint8_t *file, *pixels, *unturned;
     int16_t *row;
-    size_t file_room, tiles_room, pixels_room, unturned_room, row_room;
+    size_t file_room, pixels_room, unturned_room, row_room;
+    struct EntropyReader *reader;
     int64_t read_ns, decode_ns, resize_ns;
 } Workspace;
-
-#define PADDING 4096 /* bytes behind the data that jpeg_crop() may overwrite: libjpeg is faster away from the end */
 
 void free_workspace(Workspace *workspace);
 /* At least `bytes` at *block, contents not kept; 0, or -1 when out of memory. */
@@ -47,10 +46,10 @@ int64_t now_ns(void);
 /* size: width, height and EXIF orientation (1…8) of the image as stored. */
 Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[3]);
 
-/* `data` has room for PADDING bytes behind its `length`. */
-Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop, uint8_t *out);
+Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
+                 uint8_t *out);
 
-/* The same coefficients once more, sequential, with a restart marker every few MCUs (see tile.h), all other segments
+/* The same coefficients once more, sequential, with a restart marker every few MCUs (see entropy.h), all other segments
    of the header kept. The result is malloc()ed. Damaged images are not OK, even where they could be decoded. */
 Status jpeg_tile(const uint8_t *data, size_t length, size_t max_pixels, uint8_t **out, size_t *out_length);
 

@@ -55,7 +55,7 @@ struct Batch {
 
 static Status read_open_file(int descriptor, int64_t offset, int64_t wanted, Workspace *workspace, size_t *length) {
     int64_t got = 0;
-    if (reserve((void **)&workspace->file, &workspace->file_room, (size_t)wanted + PADDING))
+    if (reserve((void **)&workspace->file, &workspace->file_room, (size_t)wanted + 1))
         return OUT_OF_MEMORY;
     while (got < wanted) {
         ssize_t part = pread(descriptor, workspace->file + got, (size_t)(wanted - got), (off_t)(offset + got));

@@ -150,34 +150,56 @@ __attribute__((target("avx2"))) static int blend_rows_avx2(const uint8_t *pixels
     return x;
 }
 
-/* Two input pixels (8 values) make one madd: channel by channel their two values, times the two weights.
-   A pixel behind the last tap is read with weight 0; the scratch row has room for it. */
+/* Two output pixels at a time, one in each half of the register. Two input pixels (8 values) make one madd: channel by
+   channel their two values, times the two weights. The pixel with fewer taps reads on with weight 0; the scratch row
+   has room for that. Four bytes are stored for a pixel, the last of which is the next one's. */
 __attribute__((target("avx2"))) static void blend_columns_avx2(const int16_t *row, const Axis *axis, int flip,
                                                                uint8_t *out) {
-    const __m128i by_channel = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    const __m128i half = _mm_set1_epi32(1 << (HORIZONTAL_SHIFT - 1));
-    for (int i = 0; i < axis->size; i++) {
-        const int16_t *source = row + 4 * (size_t)axis->first[i];
-        const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->stride;
-        __m128i sum = half;
-        for (int t = 0; t < axis->taps[i]; t += 2) {
-            uint32_t both;
-            memcpy(&both, weights + t, sizeof both);
-            __m128i two = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(source + 4 * t)), by_channel);
-            sum = _mm_add_epi32(sum, _mm_madd_epi16(two, _mm_set1_epi32((int)both)));
+    const __m256i by_channel = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    const __m256i half = _mm256_set1_epi32(1 << (HORIZONTAL_SHIFT - 1));
+    const int last = axis->size - 1;
+    for (int i = 0; i <= last; i += 2) {
+        int a = flip ? last - i : i, b = i == last ? a : flip ? a - 1 : a + 1;
+        int taps = axis->taps[a] > axis->taps[b] ? axis->taps[a] : axis->taps[b];
+        const int16_t *source_a = row + 4 * (size_t)axis->first[a], *source_b = row + 4 * (size_t)axis->first[b];
+        const int16_t *weights_a = axis->weights + (size_t)a * (size_t)axis->stride;
+        const int16_t *weights_b = axis->weights + (size_t)b * (size_t)axis->stride;
+        __m256i sum = half;
+        for (int t = 0; t < taps; t += 2) {
+            int32_t pair_a, pair_b;
+            memcpy(&pair_a, weights_a + t, sizeof pair_a);
+            memcpy(&pair_b, weights_b + t, sizeof pair_b);
+            __m256i pixels = _mm256_inserti128_si256(
+                _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(source_a + 4 * t))),
+                _mm_loadu_si128((const __m128i *)(source_b + 4 * t)), 1);
+            __m256i pairs =
+                _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi32(pair_a)), _mm_set1_epi32(pair_b), 1);
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, by_channel), pairs));
         }
-        sum = _mm_srai_epi32(sum, HORIZONTAL_SHIFT);
-        uint32_t bytes = (uint32_t)_mm_cvtsi128_si32(_mm_packus_epi16(_mm_packs_epi32(sum, sum), sum));
-        memcpy(out + 3 * (size_t)(flip ? axis->size - 1 - i : i), &bytes, 3);
+        sum = _mm256_srai_epi32(sum, HORIZONTAL_SHIFT);
+        sum = _mm256_packus_epi16(_mm256_packs_epi32(sum, sum), sum);
+        int32_t bytes_a = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
+        int32_t bytes_b = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+        if (i + 2 <= last) {
+            memcpy(out + 3 * (size_t)i, &bytes_a, 4);
+            memcpy(out + 3 * (size_t)i + 3, &bytes_b, 4);
+        } else { /* the end of the row */
+            memcpy(out + 3 * (size_t)i, &bytes_a, 3);
+            if (i < last)
+                memcpy(out + 3 * (size_t)i + 3, &bytes_b, 3);
+        }
     }
 }
 
 static int use_avx2(void) { return simd_allowed && __builtin_cpu_supports("avx2"); }
 #endif
 
+size_t scratch_slack(const Axis *horizontal) { return 4 * (size_t)horizontal->stride + 16; }
+
 void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int flip,
               int16_t *scratch, uint8_t *out) {
-    memset(scratch + row_bytes, 0, 32 * sizeof *scratch);
+    memset(scratch + row_bytes, 0, scratch_slack(horizontal) * sizeof *scratch);
     for (int y = 0; y < vertical->size; y++) {
         const uint8_t *rows = pixels + (size_t)vertical->first[y] * (size_t)row_bytes;
         const int16_t *weights = vertical->weights + (size_t)y * (size_t)vertical->stride;

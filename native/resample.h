@@ -2,6 +2,7 @@
 #ifndef FORTYFOLD_RESAMPLE_H
 #define FORTYFOLD_RESAMPLE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* One axis: output pixel i is the sum of weights[i * stride + t] * input[first[i] + t] for t < taps[i].
@@ -26,8 +27,8 @@ int make_axis(Axis *axis, int size, Interval input, int bicubic);
 void free_axis(Axis *axis);
 
 /* `pixels` holds rows of `row_bytes` bytes, 4 bytes a pixel; the axes count from its first pixel. `scratch`
-   has room for row_bytes int16 values and 32 more. Rows and columns behind the last tap are read up to one
-   pixel, never written. The result has the axes' sizes, 3 bytes a pixel, mirrored if `flip`. */
+   has room for row_bytes int16 values and scratch_slack() more, which are read with weight 0. The result has the axes' sizes, 3 bytes a pixel, mirrored if `flip`. */
+size_t scratch_slack(const Axis *horizontal);
 void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int flip,
               int16_t *scratch, uint8_t *out);
 
