@@ -233,6 +233,7 @@ Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_
         workspace->reader = calloc(1, sizeof *workspace->reader);
     if (!workspace->reader)
         return OUT_OF_MEMORY;
+    workspace->reader->failed = 0;
     status = decode(workspace, data, length, max_pixels, crop, 1, out);
     if (status == CORRUPT || status == TRUNCATED) /* libjpeg reads over some damage, and knows better what it is */
         status = decode(workspace, data, length, max_pixels, crop, 0, out);

@@ -161,6 +161,17 @@ def test_killed_at_any_moment_the_same_command_makes_the_same_bytes(source: Inde
     assert not list((tmp_path / "killed").rglob(".*"))
 
 
+def test_what_killed_jobs_left_is_swept_away(source: Index, tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    left = [".000000.part", ".000001.rows", "..000001.rows.4711", ".shards.plan.12", ".shards.index.3"]
+    for name in (*left, ".mine"):
+        (folder / name).touch()
+    sharded(source, folder, num_shards=2, tile="never")
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [".mine", "shards.index", "train-000000.tar", "train-000001.tar"]
+
+
 def test_other_arguments_and_foreign_files_are_refused(source: Index, tmp_path: Path, fortyfold: Fortyfold) -> None:
     folder = tmp_path / "train"
     sharded(source, folder, num_shards=2, tile="never")

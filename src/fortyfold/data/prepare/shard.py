@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from fortyfold.data.decode import Headers
 from fortyfold.data.index import Index
 from fortyfold.data.order import Ids
 from fortyfold.data.prepare.work import Progress, counter, ordered, require_space
-from fortyfold.data.shards import INDEX_NAME, ROW_DTYPE, Rows, ShardFile, is_sharded, read_head, write_index
+from fortyfold.data.shards import ROW_DTYPE, Rows, ShardFile, is_sharded, read_head, write_index
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import fsync_folder, write_atomically
 
@@ -31,6 +32,7 @@ PLAN_NAME = "shards.plan"
 TILE_FROM_PIXELS = 160_000  # auto: smaller images are decoded whole about as fast (benchmarks/loader.py)
 _STORAGE_SEED = 0x5EED
 _BLOCK = tarfile.BLOCKSIZE
+_SCRATCH = re.compile(r"\.\d{6}\.(part|rows)|\.(\.\d{6}\.rows|shards\.plan|shards\.index)\.\d+")
 _OVERHEAD_BYTES = 4 * _BLOCK  # headers and padding of an image and its label
 _MOST_BYTES = 1 << 32
 
@@ -112,7 +114,7 @@ def _is_whole(work: Sharding, folder: Path) -> bool:
         path = folder / entry["name"]
         if not path.exists() or path.stat().st_size != entry["num_bytes"]:
             raise UserError(f"{path} is missing or has another size; remove {folder} and run the command again")
-    _sweep(folder, work.num_shards)
+    _sweep(folder)
     return True
 
 
@@ -229,7 +231,7 @@ def _member(name: str, content: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _write_index(work: Sharding, folder: Path) -> None:
-    """Put the shards' rows in the order of sample ids. Two jobs that come to this write the same."""
+    """Put the shards' rows in the order of sample ids. Two jobs that come to this would write the same."""
     rows = np.zeros(len(work.index), ROW_DTYPE)
     files: list[ShardFile] = []
     unreadable: Unreadable = []
@@ -239,20 +241,18 @@ def _write_index(work: Sharding, folder: Path) -> None:
             rows[work.samples(shard)] = stored
             files.append(ShardFile(_path(folder, shard).name, head["num_bytes"], head["sha256"]))
             unreadable += head["unreadable"]
+        source = {**work.plan(), "unreadable": sorted(unreadable)}
+        write_index(folder, work.index.classes, files, rows, work.index.names, source)
     except FileNotFoundError:
-        if is_sharded(folder):  # another job was quicker, and has cleaned up
-            return
-        raise
-    write_index(
-        folder, work.index.classes, files, rows, work.index.names, {**work.plan(), "unreadable": sorted(unreadable)}
-    )
-    _sweep(folder, work.num_shards)
+        if not is_sharded(folder):  # else another job was quicker, and has cleaned up
+            raise
+    _sweep(folder)
 
 
-def _sweep(folder: Path, num_shards: int) -> None:
-    """Take away what only the making needed."""
-    assert (folder / INDEX_NAME).exists()
+def _sweep(folder: Path) -> None:
+    """Take away what only the making needed, and what killed jobs left."""
+    assert is_sharded(folder)
     (folder / PLAN_NAME).unlink(missing_ok=True)
-    for shard in range(num_shards):
-        _notes_path(folder, shard).unlink(missing_ok=True)
-        (folder / f".{shard:06d}.part").unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if _SCRATCH.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
