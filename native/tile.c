@@ -9,7 +9,8 @@
    the slow way. With so many zeros before each marker it never does; they are skipped with the marker. */
 #define READ_AHEAD 8
 
-enum { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, RST0 = 0xD0, EOI = 0xD9, SOS = 0xDA, DRI = 0xDD, APP0 = 0xE0, APP14 = 0xEE };
+enum { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, RST0 = 0xD0, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD };
+enum { APP0 = 0xE0, APP14 = 0xEE, APP15 = 0xEF, COM = 0xFE };
 
 typedef struct {
     int64_t width, height;
@@ -49,6 +50,13 @@ static int is_sequential_scan(const uint8_t *content, size_t length, const Layou
            content[2 + 2 * components] == 63 && content[3 + 2 * components] == 0;
 }
 
+/* Any other marker (another kind of frame, fill bytes, what no decoder knows) is left to libjpeg to judge: a header that
+   is read in two ways could hold two images. */
+static int is_plain(unsigned marker) {
+    return marker == SOF0 || marker == SOF1 || marker == DHT || marker == SOS || marker == DQT || marker == DRI ||
+           (marker >= APP0 && marker <= APP15) || marker == COM;
+}
+
 /* Header segments that a decoder needs: tables, and what tells the colour space. */
 static int is_needed(unsigned marker) {
     return marker < APP0 ? 1 : marker == APP0 || marker == APP14;
@@ -64,14 +72,12 @@ static int read_layout(const uint8_t *data, size_t length, Layout *layout, uint8
         unsigned marker = data[at + 1];
         size_t size = two_bytes(data + at + 2);
         const uint8_t *content = data + at + 4;
-        if (marker < SOF0 || (marker >= RST0 && marker <= EOI) || size < 2 || size > length - at - 2)
+        if (!is_plain(marker) || size < 2 || size > length - at - 2)
             return 0;
         if (marker == SOF0 || marker == SOF1) {
             if (!read_frame(content, size - 2, layout))
                 return 0;
             layout->frame_at = *copied + 4;
-        } else if (marker > SOF1 && marker < RST0 && marker != DHT) {
-            return 0; /* another kind of frame, or arithmetic coding */
         } else if (marker == DRI && size == 4) {
             layout->interval = two_bytes(content);
         }
@@ -127,8 +133,8 @@ int cut_tiles(const uint8_t *data, size_t length, const Part *part, uint8_t *out
     num_rows = rounded_up(layout.height, layout.mcu_height);
     first_column = part->left / tile_width;
     first_row = part->top / layout.mcu_height;
-    end_column = up_to(rounded_up(part->right, tile_width), tiles_a_row);
-    end_row = up_to(rounded_up(part->bottom, layout.mcu_height), num_rows);
+    end_column = rounded_up(up_to(part->right, layout.width), tile_width);
+    end_row = rounded_up(up_to(part->bottom, layout.height), layout.mcu_height);
     if (first_column >= end_column || first_row >= end_row)
         return 0;
     *left = first_column * tile_width;
