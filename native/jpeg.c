@@ -50,7 +50,7 @@ Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t 
     arm(&info, &guard);
     if (setjmp(guard.escape)) {
         jpeg_destroy_decompress(&info);
-        return CORRUPT;
+        return why_escaped(&guard);
     }
     jpeg_create_decompress(&info);
     jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
@@ -72,6 +72,10 @@ static int has_end(const uint8_t *data, size_t length) {
         if (data[i] == 0xD9 && data[i - 1] == 0xFF)
             return 1;
     return 0;
+}
+
+static int lies_in(const int64_t box[4], int64_t width, int64_t height) {
+    return box[0] >= 0 && box[1] >= 0 && box[0] < box[2] && box[1] < box[3] && box[2] <= width && box[3] <= height;
 }
 
 /* The largest power of two by which a crop can shrink and still be no smaller than the output. */
@@ -181,15 +185,14 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
     arm(&info, &guard);
     if (setjmp(guard.escape)) {
         jpeg_destroy_decompress(&info);
-        return guard.truncated ? TRUNCATED : CORRUPT;
+        return why_escaped(&guard);
     }
     jpeg_create_decompress(&info);
     info.progress = &guard.progress;
     jpeg_mem_src(&info, data, (unsigned long)(length + PADDING));
     jpeg_read_header(&info, TRUE);
     status = check_header(&info, max_pixels);
-    if (status == OK && (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3] ||
-                         box[2] > (int64_t)info.image_width || box[3] > (int64_t)info.image_height))
+    if (status == OK && !lies_in(box, info.image_width, info.image_height))
         status = BAD_BOX;
     if (status == OK) {
         info.out_color_space = JCS_EXT_RGBX;
@@ -200,7 +203,7 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
         jpeg_start_decompress(&info);
         region = padded_region(box, &info);
         status = read_region(&info, workspace, &region);
-        if (info.src->next_input_byte > data + length)
+        if (info.src->bytes_in_buffer < PADDING)
             guard.truncated = 1;
     }
     int64_t decoded = now_ns();
@@ -214,15 +217,18 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
 
 Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
                  uint8_t *out) {
-    int64_t margin = (PAD + 1) * largest_denominator(crop), left, top;
     const int64_t *box = crop->box;
+    int64_t margin, left, top;
     size_t tiles_length;
     if (!starts_like_jpeg(data, length))
         return FOREIGN;
+    if (!lies_in(box, JPEG_MAX_DIMENSION, JPEG_MAX_DIMENSION)) /* before anything is computed from it */
+        return BAD_BOX;
     if (!has_end(data, length))
         return TRUNCATED;
     if (reserve((void **)&workspace->tiles, &workspace->tiles_room, TILED_ROOM * length + PADDING))
         return OUT_OF_MEMORY;
+    margin = (PAD + 1) * largest_denominator(crop);
     Part part = {at_least(box[0] - margin, 0), at_least(box[1] - margin, 0), box[2] + margin, box[3] + margin};
     if (!cut_tiles(data, length, &part, workspace->tiles, &tiles_length, &left, &top))
         return decode(workspace, data, length, max_pixels, crop, out);

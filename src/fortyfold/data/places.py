@@ -31,9 +31,13 @@ class Places:
 
     def read(self, row: int) -> bytes:
         """The image's bytes; fewer, or none, when the file has become shorter."""
+        offset, length = int(self.offsets[row]), int(self.lengths[row])
         with open(self.file(row), "rb") as file:  # noqa: PTH123
-            file.seek(self.offsets[row])
-            return file.read(int(self.lengths[row]))
+            there = os.fstat(file.fileno()).st_size - offset
+            if there <= 0:
+                return b""
+            file.seek(offset)
+            return file.read(there if length < 0 else min(length, there))
 
 
 def whole_files(paths: list[bytes]) -> Places:
