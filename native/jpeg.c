@@ -203,8 +203,8 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
         jpeg_start_decompress(&info);
         region = padded_region(box, &info);
         status = read_region(&info, workspace, &region);
-        if (info.src->bytes_in_buffer < PADDING)
-            guard.truncated = 1;
+        if (status == OK && (guard.truncated || info.src->bytes_in_buffer < PADDING))
+            status = TRUNCATED;
     }
     int64_t decoded = now_ns();
     workspace->decode_ns += decoded - started;
@@ -212,7 +212,7 @@ static Status decode(Workspace *workspace, uint8_t *data, size_t length, size_t 
         status = resize_region(&info, workspace, &region, crop, out);
     workspace->resize_ns += now_ns() - decoded;
     jpeg_destroy_decompress(&info);
-    return status == OK && guard.truncated ? TRUNCATED : status;
+    return status;
 }
 
 Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,

@@ -47,7 +47,7 @@ int64_t now_ns(void);
 /* size: width, height and EXIF orientation (1…8) of the image as stored. */
 Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[3]);
 
-/* `data` has room for PADDING bytes behind its `length`. */
+/* `data` has room for PADDING bytes behind its `length`. Nothing is written to `out` unless the answer is OK. */
 Status jpeg_crop(Workspace *workspace, uint8_t *data, size_t length, size_t max_pixels, const Crop *crop, uint8_t *out);
 
 /* The same coefficients once more, sequential, with a restart marker every few MCUs (see tile.h), all other segments
