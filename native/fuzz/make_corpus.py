@@ -1,6 +1,6 @@
 """Writes the fuzzer's seeds: small images of every kind, whole and damaged, each with parameters for every operation.
 
-    PYTHONPATH=src python native/fuzz/make_corpus.py FOLDER
+PYTHONPATH=src python native/fuzz/make_corpus.py FOLDER
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "data"))
-from malformed import exif, foreign, malformed_images, whole_jpegs
+from malformed_images import exif, foreign, malformed_images, whole_jpegs
 
 NUM_OPERATIONS = 5  # of fuzz_jpeg.c
 NUM_PARAMETER_BYTES = 24

@@ -1,4 +1,4 @@
-"""Images and indexes of shards that are damaged, or made to mislead; and the whole ones that they are made from.
+"""Images that are damaged, or made to mislead; and the whole ones that they are made from.
 
 Everything is a function of its arguments: what failed once can be made again.
 """
@@ -64,7 +64,9 @@ def segments(jpeg: bytes) -> list[int]:
 def markers(jpeg: bytes) -> list[int]:
     """Offsets of all markers, those between and inside the scans, too."""
     header = segments(jpeg)
-    return header + [header[-1] + 2 + found.start() for found in re.finditer(b"\xff[\x01-\xfe]", jpeg[header[-1] + 2 :])]
+    return header + [
+        header[-1] + 2 + found.start() for found in re.finditer(b"\xff[\x01-\xfe]", jpeg[header[-1] + 2 :])
+    ]
 
 
 def _flip_bits(jpeg: bytes, rng: Generator) -> bytes:
@@ -93,8 +95,9 @@ def _cut_at_marker(jpeg: bytes, rng: Generator) -> bytes:
 
 def _change_length(jpeg: bytes, rng: Generator) -> bytes:
     place = int(rng.choice(segments(jpeg)[1:])) + 2
-    length = int(rng.choice([0, 1, 2, 3, 0xFFFF, int.from_bytes(jpeg[place : place + 2], "big") + rng.integers(-3, 4)]))
-    return jpeg[:place] + (length % 65536).to_bytes(2, "big") + jpeg[place + 2 :]
+    near = int.from_bytes(jpeg[place : place + 2], "big") + int(rng.integers(-3, 4))
+    length = int(rng.choice([0, 1, 2, 3, 0xFFFF, near % 65536]))
+    return jpeg[:place] + length.to_bytes(2, "big") + jpeg[place + 2 :]
 
 
 def _claim_size(jpeg: bytes, rng: Generator) -> bytes:
@@ -176,4 +179,3 @@ def malformed_images(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
             yield "other formats", _cut_anywhere(_flip_bits(other, rng), rng) if rng.random() < 0.5 else other
         else:
             yield kind, mutate(sources[int(rng.integers(0, len(sources)))], rng)
-

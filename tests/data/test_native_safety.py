@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import skip_or_fail
 from images import encoded, pixels
-from malformed import exif, markers, segments, whole_jpegs
+from malformed_images import exif, markers, segments, whole_jpegs
 
 from fortyfold.data import decode
 from fortyfold.data.decode import decode_crops, read_headers
