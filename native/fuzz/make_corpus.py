@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "data"))
-from malformed_images import exif, foreign, malformed_images, whole_jpegs
+from images import encoded, pixels
+from malformed_images import exif, foreign, malformed_images, whole_jpegs, with_scans
 
 NUM_OPERATIONS = 5  # of fuzz_jpeg.c
 NUM_PARAMETER_BYTES = 24
@@ -30,6 +31,8 @@ def seeds() -> Iterator[bytes]:
     for number, blob in enumerate([*whole_jpegs(), *foreign()]):
         yield from (parameters(operation, rng) + blob for operation in range(NUM_OPERATIONS))
         yield bytes([3, 1 + number % 2]) + rng.bytes(NUM_PARAMETER_BYTES - 2) + blob  # a box outside
+    crowded = with_scans(encoded(pixels(16, 16), progressive=True), 250)
+    yield from (parameters(operation, rng) + crowded for operation in range(NUM_OPERATIONS))
     for number, (_, blob) in enumerate(malformed_images(NUM_DAMAGED)):
         yield parameters(number % NUM_OPERATIONS, rng) + blob
     for orientation in range(10):

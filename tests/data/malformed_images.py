@@ -6,6 +6,7 @@ Everything is a function of its arguments: what failed once can be made again.
 import re
 import struct
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import numpy as np
 from images import encoded, pixels, with_size
@@ -139,10 +140,15 @@ def _odd_exif(jpeg: bytes, rng: Generator) -> bytes:
     return jpeg[:2] + (b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content) * count + jpeg[2:]
 
 
+def with_scans(jpeg: bytes, number: int) -> bytes:
+    """The image's shortest scan so many times more."""
+    places = [*markers(jpeg), len(jpeg) - 2]
+    scans = [jpeg[start:end] for start, end in pairwise(places) if jpeg[start + 1] == 0xDA]
+    return jpeg[:-2] + min(scans, key=len)[:200] * number + jpeg[-2:]
+
+
 def _many_scans(jpeg: bytes, rng: Generator) -> bytes:
-    """A scan, or the beginning of it, hundreds of times."""
-    scan = int(rng.choice([place for place in markers(jpeg) if jpeg[place + 1] == 0xDA]))
-    return jpeg[:-2] + jpeg[scan : min(scan + 30, len(jpeg) - 2)] * int(rng.choice([2, 50, 300])) + jpeg[-2:]
+    return with_scans(jpeg, int(rng.choice([2, 50, 300])))
 
 
 def _noise(jpeg: bytes, rng: Generator) -> bytes:

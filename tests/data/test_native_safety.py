@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import skip_or_fail
 from images import encoded, pixels
-from malformed_images import exif, markers, segments, whole_jpegs
+from malformed_images import exif, markers, segments, whole_jpegs, with_scans
 
 from fortyfold.data import decode
 from fortyfold.data.decode import decode_crops, read_headers
@@ -61,6 +61,13 @@ def test_a_progressive_image_that_lacks_scans_is_not_tiled(tmp_path: Path) -> No
         lacking = whole[:scan] + b"\xff\xd9"
         assert crop(tmp_path / "a.jpg", lacking, (0, 0, 200, 150), 32)[0] == {}
         assert decode.tile(lacking) is None
+
+
+def test_more_scans_than_any_real_image_has_are_not_decoded(tmp_path: Path) -> None:
+    progressive = encoded(pixels(64, 48), progressive=True)
+    assert crop(tmp_path / "a.jpg", with_scans(progressive, 150), (0, 0, 64, 48), 8)[0] == {}
+    assert crop(tmp_path / "a.jpg", with_scans(progressive, 250), (0, 0, 64, 48), 8)[0] == {0: "the JPEG is corrupt"}
+    assert decode.tile(with_scans(progressive, 250)) is None
 
 
 def test_coded_data_with_fill_bytes_is_not_tiled() -> None:
