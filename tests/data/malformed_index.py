@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from images import encoded, pixels
 
+from fortyfold.data import decode
 from fortyfold.data.prepare.shard import Sharding, make_shards, source_sizes
 from fortyfold.data.shards import INDEX_NAME, ROW_DTYPE, Rows
 from fortyfold.data.splits import open_folder
@@ -30,7 +31,8 @@ def small_shards(folder: Path) -> Path:
         kind = "PNG" if number == 3 else "JPEG"
         path.write_bytes(b"no image" if number == 7 else encoded(pixels(40 + number, 30, number), kind))
     index = open_folder(folder / "source", fresh=True)
-    make_shards(Sharding(index, 2, "always"), folder / "train", (0, 1), 1, source_sizes(index, 1), lambda *_: None)
+    tile = "always" if decode.is_native() else "never"
+    make_shards(Sharding(index, 2, tile), folder / "train", (0, 1), 1, source_sizes(index, 1), lambda *_: None)
     return folder / "train"
 
 
