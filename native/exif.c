@@ -14,12 +14,13 @@ static uint32_t number(const uint8_t *data, int bytes, int big_endian) {
 }
 
 int exif_orientation(const uint8_t *data, size_t length) {
-    const uint8_t *tiff = data + 6;
+    const uint8_t *tiff;
     size_t room, at;
     uint32_t entries;
     int big;
     if (length < 6 + 8 || memcmp(data, "Exif\0\0", 6))
         return 1;
+    tiff = data + 6;
     room = length - 6;
     if (memcmp(tiff, "MM\0*", 4) && memcmp(tiff, "II*\0", 4))
         return 1;

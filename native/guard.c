@@ -30,6 +30,12 @@ void arm(j_decompress_ptr info, Guard *guard) {
     guard->progress.progress_monitor = on_progress;
 }
 
+Status why_escaped(const Guard *guard) {
+    if (guard->base.msg_code == JERR_OUT_OF_MEMORY)
+        return OUT_OF_MEMORY;
+    return guard->truncated ? TRUNCATED : CORRUPT;
+}
+
 int starts_like_jpeg(const uint8_t *data, size_t length) {
     return length >= 3 && data[0] == 0xFF && data[1] == 0xD8 && data[2] == 0xFF;
 }

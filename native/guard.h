@@ -20,6 +20,9 @@ typedef struct {
 /* Call setjmp(guard->escape) after this and before anything else is done with `info`. */
 void arm(j_decompress_ptr info, Guard *guard);
 
+/* What the error that escaped means. Want of memory says nothing about the image. */
+Status why_escaped(const Guard *guard);
+
 int starts_like_jpeg(const uint8_t *data, size_t length);
 Status check_header(j_decompress_ptr info, size_t max_pixels);
 

@@ -14,6 +14,10 @@
 
 #define PAD 8 /* pixels decoded beside the crop, so that chroma is interpolated there as in a full decode */
 
+static int own_entropy_allowed = 1;
+
+void set_own_entropy(int allowed) { own_entropy_allowed = allowed; }
+
 int reserve(void **block, size_t *room, size_t bytes) {
     if (bytes <= *room)
         return 0;
@@ -52,7 +56,7 @@ Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t 
     arm(&info, &guard);
     if (setjmp(guard.escape)) {
         jpeg_destroy_decompress(&info);
-        return CORRUPT;
+        return why_escaped(&guard);
     }
     jpeg_create_decompress(&info);
     jpeg_save_markers(&info, JPEG_APP0 + 1, 0xFFFF);
@@ -74,6 +78,10 @@ static int has_end(const uint8_t *data, size_t length) {
         if (data[i] == 0xD9 && data[i - 1] == 0xFF)
             return 1;
     return 0;
+}
+
+static int lies_in(const int64_t box[4], int64_t width, int64_t height) {
+    return box[0] >= 0 && box[1] >= 0 && box[0] < box[2] && box[1] < box[3] && box[2] <= width && box[3] <= height;
 }
 
 /* The largest power of two by which a crop can shrink and still be no smaller than the output. */
@@ -190,7 +198,7 @@ static Status decode(Workspace *workspace, const uint8_t *data, size_t length, s
     arm(&info, &guard);
     if (setjmp(guard.escape)) {
         jpeg_destroy_decompress(&info);
-        return guard.truncated ? TRUNCATED : CORRUPT;
+        return why_escaped(&guard);
     }
     jpeg_create_decompress(&info);
     info.progress = &guard.progress;
@@ -198,8 +206,7 @@ static Status decode(Workspace *workspace, const uint8_t *data, size_t length, s
     jpeg_mem_src(&info, data, (unsigned long)length);
     jpeg_read_header(&info, TRUE);
     status = check_header(&info, max_pixels);
-    if (status == OK && (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3] ||
-                         box[2] > (int64_t)info.image_width || box[3] > (int64_t)info.image_height))
+    if (status == OK && !lies_in(box, info.image_width, info.image_height))
         status = BAD_BOX;
     if (status == OK) {
         info.out_color_space = JCS_EXT_RGBX;
@@ -210,6 +217,8 @@ static Status decode(Workspace *workspace, const uint8_t *data, size_t length, s
         jpeg_start_decompress(&info);
         region = padded_region(box, &info);
         status = read_region(&info, workspace, &region, own_entropy ? data + length : NULL);
+        if (status == OK && guard.truncated)
+            status = TRUNCATED;
     }
     int64_t decoded = now_ns();
     workspace->decode_ns += decoded - started;
@@ -219,7 +228,7 @@ static Status decode(Workspace *workspace, const uint8_t *data, size_t length, s
         status = resize_region(&info, workspace, &region, crop, out);
     workspace->resize_ns += now_ns() - decoded;
     jpeg_destroy_decompress(&info);
-    return status == OK && guard.truncated ? TRUNCATED : status;
+    return status;
 }
 
 Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
@@ -234,8 +243,8 @@ Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_
     if (!workspace->reader)
         return OUT_OF_MEMORY;
     workspace->reader->failed = 0;
-    status = decode(workspace, data, length, max_pixels, crop, 1, out);
-    if (status == CORRUPT || status == TRUNCATED) /* libjpeg reads over some damage, and knows better what it is */
+    status = decode(workspace, data, length, max_pixels, crop, own_entropy_allowed, out);
+    if (own_entropy_allowed && (status == CORRUPT || status == TRUNCATED)) /* libjpeg reads over some damage, and knows better what it is */
         status = decode(workspace, data, length, max_pixels, crop, 0, out);
     return status;
 }

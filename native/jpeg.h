@@ -46,8 +46,12 @@ int64_t now_ns(void);
 /* size: width, height and EXIF orientation (1…8) of the image as stored. */
 Status jpeg_size(const uint8_t *data, size_t length, size_t max_pixels, int64_t size[3]);
 
+/* Nothing is written to `out` unless the answer is OK. */
 Status jpeg_crop(Workspace *workspace, const uint8_t *data, size_t length, size_t max_pixels, const Crop *crop,
                  uint8_t *out);
+
+/* 1: decode Huffman data with entropy.h where that can be (the default); 0: leave it to libjpeg. The pixels are the same. */
+void set_own_entropy(int allowed);
 
 /* The same coefficients once more, sequential, with a restart marker every few MCUs (see entropy.h), all other segments
    of the header kept. The result is malloc()ed. Damaged images are not OK, even where they could be decoded. */

@@ -14,6 +14,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -59,6 +60,8 @@ static Status read_open_file(int descriptor, int64_t offset, int64_t wanted, Wor
         return OUT_OF_MEMORY;
     while (got < wanted) {
         ssize_t part = pread(descriptor, workspace->file + got, (size_t)(wanted - got), (off_t)(offset + got));
+        if (part < 0 && errno == EINTR) /* a signal that some other thread will attend to */
+            continue;
         if (part < 0)
             return UNREADABLE_FILE;
         if (part == 0)
@@ -75,7 +78,10 @@ static Status read_image(const Batch *batch, Py_ssize_t i, int64_t limit, Worksp
     struct stat about;
     Status status = UNREADABLE_FILE;
     int64_t started = now_ns(), offset = batch->offsets[i], size = batch->lengths[i];
-    int descriptor = open(batch->files[batch->which[i]], O_RDONLY | O_CLOEXEC);
+    int descriptor;
+    do /* a pipe without a writer shall not be waited for; files do not care */
+        descriptor = open(batch->files[batch->which[i]], O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    while (descriptor < 0 && errno == EINTR);
     if (descriptor < 0)
         return UNREADABLE_FILE;
     if (!fstat(descriptor, &about) && S_ISREG(about.st_mode) && offset >= 0) {
@@ -324,12 +330,19 @@ static PyObject *allow_simd(PyObject *self, PyObject *allowed) {
     Py_RETURN_NONE;
 }
 
+static PyObject *allow_own_entropy(PyObject *self, PyObject *allowed) {
+    (void)self;
+    set_own_entropy(PyObject_IsTrue(allowed) == 1);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"read_sizes", read_sizes, METH_VARARGS, "width, height and orientation of each image, from its header"},
     {"decode_crops", decode_crops, METH_VARARGS, "a crop of each image, resized and turned"},
     {"fetch", fetch, METH_VARARGS, "read each image's bytes, so that the system has them at hand"},
     {"tile", tile, METH_VARARGS, "tile(jpeg, max_pixels): the same image tiled, or None if it is damaged or foreign"},
     {"allow_simd", allow_simd, METH_O, "allow_simd(allowed): the pixels are the same either way"},
+    {"allow_own_entropy", allow_own_entropy, METH_O, "allow_own_entropy(allowed): the pixels are the same either way"},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

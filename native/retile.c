@@ -8,6 +8,10 @@
 
 #define TILE_PIXELS 32 /* wide, or as near as divides the row; 4:2:0 then has a marker every 2 MCUs */
 
+#ifndef SPARE_BYTES
+#define SPARE_BYTES 65536 /* beyond the original's; tiled images seldom need more */
+#endif
+
 /* MCUs between two markers: they must divide the row, so that each row starts with one. */
 static unsigned choose_interval(unsigned mcus_a_row, unsigned mcu_width) {
     unsigned wanted = TILE_PIXELS / mcu_width > 1 ? TILE_PIXELS / mcu_width : 1;
@@ -20,6 +24,31 @@ static unsigned choose_interval(unsigned mcus_a_row, unsigned mcu_width) {
     return 1;
 }
 
+/* The offset of the first scan's marker; `length` when the header is not a plain row of segments. */
+static size_t find_scan(const uint8_t *data, size_t length) {
+    size_t at = 2;
+    while (at + 4 <= length && data[at] == 0xFF && data[at + 1] != 0xDA)
+        at += data[at + 1] == 0xFF ? 1 : 2 + ((size_t)data[at + 2] << 8 | data[at + 3]);
+    return at + 4 <= length && data[at] == 0xFF ? at : length;
+}
+
+/* Coded data writes the byte 0xFF as 0xFF 0. With more than one 0xFF before the 0, libjpeg-turbo's fast and slow paths
+   disagree without a warning, so that pixels depend on where the file ends: no tiling keeps them. */
+static int is_ambiguous(const uint8_t *data, size_t length) {
+    const uint8_t *end = data + length, *at = data + find_scan(data, length);
+    if (at == end)
+        return 1;
+    while ((at = memchr(at, 0xFF, (size_t)(end - at)))) {
+        const uint8_t *next = at + 1;
+        while (next < end && *next == 0xFF)
+            next++;
+        if (next < end && *next == 0 && next - at > 1)
+            return 1;
+        at = next;
+    }
+    return 0;
+}
+
 static void copy_segments(j_decompress_ptr from, j_compress_ptr to) {
     for (jpeg_saved_marker_ptr marker = from->marker_list; marker; marker = marker->next) {
         int jfif = marker->marker == JPEG_APP0 && marker->data_length >= 5 && !memcmp(marker->data, "JFIF", 5);
@@ -29,9 +58,23 @@ static void copy_segments(j_decompress_ptr from, j_compress_ptr to) {
     }
 }
 
-static void write_tiled(j_decompress_ptr from, j_compress_ptr to) {
+/* Where a progressive image has no or not all bits of a coefficient, decoders guess what it was (block smoothing); they
+   would take a sequential image's at its word. */
+static int lacks_scans(j_decompress_ptr info) {
+    if (!info->progressive_mode)
+        return 0;
+    for (int component = 0; component < info->num_components; component++)
+        for (int i = 0; i < DCTSIZE2; i++)
+            if (info->coef_bits[component][i] != 0)
+                return 1;
+    return 0;
+}
+
+static Status write_tiled(j_decompress_ptr from, j_compress_ptr to) {
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(from);
     unsigned mcu_width, mcus_a_row;
+    if (lacks_scans(from))
+        return CORRUPT;
     jpeg_copy_critical_parameters(from, to);
     mcu_width = from->num_components == 1 ? DCTSIZE : DCTSIZE * (unsigned)from->max_h_samp_factor;
     mcus_a_row = (from->image_width + mcu_width - 1) / mcu_width;
@@ -41,6 +84,7 @@ static void write_tiled(j_decompress_ptr from, j_compress_ptr to) {
     copy_segments(from, to);
     jpeg_finish_compress(to);
     jpeg_finish_decompress(from);
+    return OK;
 }
 
 /* Where the compressed data goes. libjpeg's own destination loses its memory when an error leaves by longjmp. */
@@ -84,7 +128,7 @@ static Status retile(const uint8_t *data, size_t length, size_t max_pixels, Sink
     if (setjmp(guard.escape)) {
         jpeg_destroy_compress(&to);
         jpeg_destroy_decompress(&from);
-        return guard.truncated ? TRUNCATED : CORRUPT;
+        return why_escaped(&guard);
     }
     jpeg_create_decompress(&from);
     jpeg_create_compress(&to);
@@ -97,7 +141,7 @@ static Status retile(const uint8_t *data, size_t length, size_t max_pixels, Sink
     jpeg_read_header(&from, TRUE);
     status = check_header(&from, max_pixels);
     if (status == OK)
-        write_tiled(&from, &to);
+        status = write_tiled(&from, &to);
     jpeg_destroy_compress(&to);
     jpeg_destroy_decompress(&from);
     if (status == OK && guard.damaged)
@@ -110,7 +154,9 @@ Status jpeg_tile(const uint8_t *data, size_t length, size_t max_pixels, uint8_t 
     Status status;
     if (!starts_like_jpeg(data, length))
         return FOREIGN;
-    sink.room = length + 65536;
+    if (is_ambiguous(data, length))
+        return CORRUPT;
+    sink.room = length + SPARE_BYTES;
     sink.data = malloc(sink.room);
     if (!sink.data)
         return OUT_OF_MEMORY;

@@ -1,6 +1,7 @@
 """Makes images of every kind for the tests, good and bad."""
 
 import io
+import re
 
 import numpy as np
 from PIL import Image
@@ -20,7 +21,9 @@ def encoded(image: Image.Image, format: str = "JPEG", **options: object) -> byte
 
 def with_size(jpeg: bytes, width: int, height: int) -> bytes:
     """The JPEG with another size written in its header."""
-    start = jpeg.index(b"\xff\xc0") + 5
+    frame = re.search(b"\xff[\xc0-\xc2]", jpeg)
+    assert frame is not None
+    start = frame.start() + 5
     return jpeg[:start] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + jpeg[start + 4 :]
 
 

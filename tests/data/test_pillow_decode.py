@@ -82,6 +82,12 @@ def test_any_damage_gives_pixels_or_bad_image(place: int, junk: bytes) -> None:
         pass
 
 
+@pytest.mark.parametrize("box", [(0, 0, 65, 48), (0, 0, 30_000, 30_000), (-1, 0, 9, 9), (5, 5, 5, 9), (9, 9, 5, 5)])
+def test_a_box_outside_the_image_is_refused_and_not_filled_with_black(box: tuple[int, int, int, int]) -> None:
+    with pytest.raises(BadImage, match="the image changed its size while in use"):
+        decode_crop(encoded(pixels(64, 48), "PNG"), np.array(box), 16, 16)
+
+
 def test_malformed_files_never_crash() -> None:
     outcomes = []
     for blob in malformed(200):

@@ -85,6 +85,22 @@ def test_crops_of_tiled_images_are_those_of_untiled_ones_bit_for_bit(tmp_path: P
         assert np.array_equal(ours, theirs)
 
 
+def test_our_huffman_decoding_is_libjpegs(tmp_path: Path) -> None:
+    native = decode._native
+    assert native is not None
+    blobs = every_kind()
+    for places in both(tmp_path, blobs):
+        headers, _ = decode.read_headers(places, 2)
+        boxes = augment.random_crops(np.arange(len(blobs)), headers[:, :2], 1, 0, 0.1)
+        results = []
+        for own in (True, False):
+            native.allow_own_entropy(own)
+            out = np.zeros((len(blobs), 40, 40, 3), np.uint8)
+            assert decode.decode_crops(places, boxes, np.zeros(len(blobs), np.uint8), out, 2)[0] == {}
+            results.append(out)
+        assert np.array_equal(results[0], results[1])
+
+
 def test_real_photographs(real_jpegs: Path, tmp_path: Path) -> None:
     """Bit for bit, and about as large as before."""
     blobs = [path.read_bytes() for path in sorted(real_jpegs.iterdir())[::4]]

@@ -42,9 +42,13 @@ def decode_crop(
 ) -> NDArray[np.uint8]:
     """The `box` of the image, resized (antialiased) and turned (data/turns.py) to width × height: RGB, HWC."""
     transposed = turn & TRANSPOSE
+    left, top, right, bottom = box.tolist()
     with opened(blob) as image:
+        if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
+            raise BadImage(
+                "the image changed its size while in use"
+            )  # Pillow would make black pixels, millions if asked
         try:
-            left, top, right, bottom = box.tolist()
             pixels = image.convert("RGB").crop((left, top, right, bottom))
             pixels = pixels.resize((height, width) if transposed else (width, height), FILTERS[interpolation])
         except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes

@@ -21,8 +21,11 @@ class Place(NamedTuple):
     def read(self) -> bytes:
         """The image's bytes; fewer, or none, when the file has become shorter."""
         with open(self.file, "rb") as file:  # noqa: PTH123
+            there = os.fstat(file.fileno()).st_size - self.offset
+            if there <= 0:
+                return b""
             file.seek(self.offset)
-            return file.read(self.length)
+            return file.read(there if self.length == WHOLE else min(self.length, there))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from fortyfold.spec.run_dir import write_atomically
 
 INDEX_NAME = "shards.index"
 _VERSION = 1
+_MOST_HEAD_BYTES = 64 << 20
+_MOST_SHARD_BYTES = 1 << 62  # offsets fit in an int64
 ROW_DTYPE = np.dtype(
     [
         ("offset", "<u8"),  # of the image's bytes in its tar file
@@ -58,7 +60,9 @@ def open_shards(folder: Path) -> Index:
         return _to_index(folder, head, rows, names)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         reason = error if isinstance(error, _Damaged) else "its content makes no sense"
-        raise UserError(f"{path} is damaged ({reason}); copy it again, or run data shard again") from None
+        raise UserError(
+            f"{path} is damaged ({reason}); copy it again, or remove {folder} and run data shard again"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
@@ -67,9 +71,9 @@ def read_head(folder: Path) -> dict[str, Any]:
     """What shards.index says of the whole: classes, shards, source. Not verified against the rows."""
     try:
         with (folder / INDEX_NAME).open("rb") as file:
-            head = json.loads(file.readline(64 << 20))
+            head = json.loads(file.readline(_MOST_HEAD_BYTES))
         return head if isinstance(head, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 
@@ -102,28 +106,34 @@ class _Damaged(ValueError):
 
 def _read(path: Path) -> tuple[dict[str, Any], Rows, bytes]:
     with path.open("rb") as file:
-        head = json.loads(file.readline(64 << 20))
+        head = json.loads(file.readline(_MOST_HEAD_BYTES))
         if not isinstance(head, dict) or head.get("format") != "fortyfold shards":
             raise _Damaged("it is no index of shards")
         if head["version"] != _VERSION:
-            raise _Damaged(f"it has version {head['version']}; this fortyfold reads version {_VERSION}")
-        row_bytes = head["num_samples"] * ROW_DTYPE.itemsize
-        if row_bytes < 0 or row_bytes > os.fstat(file.fileno()).st_size:
+            raise _Damaged(f"it has version {head['version']!r:.40}; this fortyfold reads version {_VERSION}")
+        num_rows, room = head["num_samples"], os.fstat(file.fileno()).st_size - file.tell()
+        if not _is_count(num_rows, room // ROW_DTYPE.itemsize):
             raise _Damaged("it is cut off")
-        packed = file.read(row_bytes)
-        names = file.read()
+        packed = file.read(num_rows * ROW_DTYPE.itemsize)
+        rows = np.frombuffer(packed, ROW_DTYPE)
+        names = file.read(min(room, int(rows["name_bytes"].sum(dtype=np.int64)) + 1))  # one more would be a mistake
     digest = hashlib.sha256(packed)
     digest.update(names)
     if digest.hexdigest() != head["sha256"]:
         raise _Damaged("its checksum is wrong")
-    return head, np.frombuffer(packed, ROW_DTYPE), names
+    return head, rows, names
+
+
+def _is_count(number: object, most: int) -> bool:
+    """JSON also has floats, infinite ones and none at all, and Python counts with True."""
+    return type(number) is int and 0 <= number <= most
 
 
 def _to_index(folder: Path, head: dict[str, Any], rows: Rows, names: bytes) -> Index:
-    files = [ShardFile(**entry) for entry in head["shards"]]
-    classes = tuple(head["classes"])
+    files, classes = _read_files(head["shards"]), _read_classes(head["classes"])
     ends = np.cumsum(rows["name_bytes"], dtype=np.int64)
     _check(files, classes, rows, ends, names)
+    _check_names(names, ends - rows["name_bytes"], ends)
     paths = [os.fsencode(folder / file.name) for file in files]
     places = Places(
         paths, rows["shard"].astype(np.int32), rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
@@ -133,13 +143,38 @@ def _to_index(folder: Path, head: dict[str, Any], rows: Rows, names: bytes) -> I
     return Index(folder, classes, rows["label"].astype(np.int32), names, ends, shards)
 
 
+def _read_files(entries: list[dict[str, Any]]) -> list[ShardFile]:
+    files = [ShardFile(**entry) for entry in entries]
+    for file in files:
+        if not isinstance(file.name, str) or {"/", "\0"} & set(file.name) or not file.name.endswith(".tar"):
+            raise _Damaged(f"it names the file {file.name!r:.80}")
+        if not _is_count(file.num_bytes, _MOST_SHARD_BYTES) or not isinstance(file.sha256, str):
+            raise _Damaged(f"what it says of {file.name!r:.80} makes no sense")
+    return files
+
+
+def _read_classes(names: list[str]) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _Damaged("its classes have no names")
+    if len(set(names)) != len(names):
+        raise _Damaged("two of its classes have one name")
+    for name in names:
+        os.fsencode(name)  # raises ValueError for what is no text
+    return tuple(names)
+
+
+def _check_names(names: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    """Whoever unpacks the samples under their names stays below his folder."""
+    first = np.frombuffer(names, np.uint8)[np.minimum(starts, len(names) - 1)]
+    leads_up = any(names.startswith(b"../", start) for start in starts[first == ord(".")].tolist())
+    if (starts == ends).any() or (first == ord("/")).any() or leads_up or b"/../" in names or b"\0" in names:
+        raise _Damaged("it has impossible names")
+
+
 def _check(files: list[ShardFile], classes: tuple[str, ...], rows: Rows, ends: NDArray[np.int64], names: bytes) -> None:
     """A checksum tells of an accident; these also hold for an index that was made to mislead."""
-    if not len(rows) or not files or not classes or not all(isinstance(name, str) for name in classes):
+    if not len(rows) or not files or not classes:
         raise _Damaged("it has no samples")
-    for file in files:
-        if not isinstance(file.name, str) or "/" in file.name or not file.name.endswith(".tar"):
-            raise _Damaged(f"it names the file {file.name!r}")
     sizes = np.array([file.num_bytes for file in files], np.uint64)
     if rows["shard"].max() >= len(files) or len(names) != ends[-1]:
         raise _Damaged("its rows lead nowhere")

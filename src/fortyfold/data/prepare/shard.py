@@ -24,7 +24,7 @@ from fortyfold.data.decode import Headers
 from fortyfold.data.index import Index
 from fortyfold.data.order import Ids
 from fortyfold.data.prepare.work import Progress, counter, ordered, require_space
-from fortyfold.data.shards import ROW_DTYPE, Rows, ShardFile, is_sharded, read_head, write_index
+from fortyfold.data.shards import ROW_DTYPE, Rows, ShardFile, is_sharded, read_head, shard_files, write_index
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import fsync_folder, write_atomically
 
@@ -107,12 +107,12 @@ def _is_whole(work: Sharding, folder: Path) -> bool:
     head = read_head(folder)
     if not head:
         return False
-    source = head.get("source", {})
-    if any(source.get(key) != value for key, value in work.plan().items()):
+    source = head.get("source")
+    if not isinstance(source, dict) or any(source.get(key) != value for key, value in work.plan().items()):
         raise UserError(f"{folder} already has other shards in it; choose another folder, or remove it first")
-    for entry in head["shards"]:
-        path = folder / entry["name"]
-        if not path.exists() or path.stat().st_size != entry["num_bytes"]:
+    for file in shard_files(folder):
+        path = folder / file.name
+        if not path.exists() or path.stat().st_size != file.num_bytes:
             raise UserError(f"{path} is missing or has another size; remove {folder} and run the command again")
     _sweep(folder)
     return True
