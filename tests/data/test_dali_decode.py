@@ -1,7 +1,9 @@
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +130,17 @@ def test_a_batch_of_any_size(decoder: DaliDecoder) -> None:
         assert crops(decoder, [blob] * num_images, boxes, flips, out) == {}
         expected = out[0] if expected is None else expected
         assert all(np.array_equal(image, expected) for image in out)
+
+
+@pytest.mark.usefixtures("decoder")
+def test_a_run_with_dali_goes_on_with_dali_only(tiny_data: Path, tmp_path: Path, fortyfold: Callable[..., Any]) -> None:
+    command = ("train", "tiny", "--data", tiny_data, "--epochs", "1")
+    dali = ("--set", "data.backend=dali")
+    code, out, err = fortyfold(*command, "--out", tmp_path / "run", *dali, "--set", "evaluate.rectangular=true")
+    assert code == 0, err
+    assert "decoder: dali" in out and "rectangular top-1" in out
+    code, _, err = fortyfold(*command, "--out", tmp_path / "run", "--set", "evaluate.rectangular=true")
+    assert code == 2 and "was started with" in err and "dali" in err
 
 
 def test_malformed_files_get_pixels_or_a_reason(decoder: DaliDecoder) -> None:
