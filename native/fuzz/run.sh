@@ -12,6 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 folder=$(mkdir -p "${2:-build/fuzz}" && cd "${2:-build/fuzz}" && pwd)
 python=${PYTHON:-python3}
 clang=${CLANG:-clang} # with its runtime: libclang-rt-dev on Debian
+interrupted=72 # libFuzzer's exit code
 TIMEFORMAT='%U %S'
 
 mkdir -p "$folder/corpus" "$folder/findings"
@@ -40,7 +41,9 @@ awk '/^stat::number_of_executed_units/ { total += $2 } END { print total + 0 " e
 grep -oE 'cov: [0-9]+ ft: [0-9]+ corp: [0-9]+' "$folder/log" | tail -n 1 || true
 grep '^stat::peak_rss_mb' "$folder/log" | tail -n 1 || true
 echo "$used CPU-seconds"
-if [ "$status" -ne 0 ]; then
+if [ "$status" -eq "$interrupted" ]; then
+    echo "interrupted before its time"
+elif [ "$status" -ne 0 ]; then
     echo "found something (libFuzzer's exit code $status), see $folder/log and:"
     ls "$folder/findings"
     grep -m 5 -E 'not so|ERROR|runtime error|SUMMARY' "$folder/log" || true
