@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 from rivals import PX, RIVALS, SHORTER_PX, Rival, Setting
@@ -28,7 +27,7 @@ from fortyfold.data.demo import DemoSpec, make_demo
 from fortyfold.data.index import Index
 from fortyfold.data.prepare.shard import Sharding, make_shards, source_sizes
 from fortyfold.data.reader import Reader
-from fortyfold.data.requests import BatchShape, Request, Sampler, eval_requests
+from fortyfold.data.speed import endless_centres, endless_crops, measure
 from fortyfold.data.splits import open_folder
 from fortyfold.models import timm_import
 
@@ -55,14 +54,9 @@ def ours_sharded(setting: Setting) -> Iterator[int]:
 
 
 def our_batches(index: Index, setting: Setting) -> Iterator[int]:
-    reader, sampler = Reader(setting.threads), Sampler(seed=0)
-    shape = BatchShape(-(-len(index) // setting.batch), setting.batch, PX, setting.min_scale)
-    for epoch in count():
-        requests: Iterator[Request]
-        requests = (sampler.request(index, epoch, batch, shape) for batch in range(shape.num_batches))
-        if setting.validation:
-            requests = eval_requests(index, PX, PX / SHORTER_PX, setting.batch)
-        yield from map(len, reader.stream(requests))
+    centres = endless_centres(index, setting.batch, PX, PX / SHORTER_PX)
+    crops = endless_crops(index, setting.batch, PX, setting.min_scale)
+    return map(len, Reader(setting.threads).stream(centres if setting.validation else crops))
 
 
 OURS: dict[str, Rival] = {"fortyfold": ours, "fortyfold-shards": ours_sharded}
@@ -121,6 +115,18 @@ def table(rates: dict[str, Rounds], players: dict[str, Player]) -> str:
     return "\n".join(lines)
 
 
+def python_cost(folder: Path, arguments: argparse.Namespace) -> str:
+    """What our loader does beside the decoder, holding the interpreter's lock; the other pipelines are frozen."""
+    index = open_folder(folder)
+    Reader(arguments.threads).sizes(index)
+    costs = [
+        measure(Reader(arguments.threads), endless_crops(index, arguments.batch, PX, arguments.min_scale), 2.0)
+        for _ in range(3)
+    ]
+    cost = statistics.median(speed.python_seconds_per_image for speed in costs)
+    return f"Python beside the decoder: {1e6 * cost:.1f} µs an image at batches of {arguments.batch} (median of 3)"
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, help="a folder of JPEGs; without it 500 × 375 ones are generated")
@@ -162,6 +168,7 @@ def main() -> None:
         link_images(arguments.images or place / "demo", place / "linked", arguments.count)
         players = open_players(arguments, place, stack)
         print(table(play_rounds(players, arguments), players))
+        print(python_cost(place / "linked", arguments))
     crops = "centre crops" if arguments.validation else f"min_scale {arguments.min_scale}"
     how = f"{arguments.threads} threads or workers, {crops}, medians of {arguments.rounds} rounds"
     print(f"{how}, our decoder {decode.NAME}")
