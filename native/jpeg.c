@@ -173,7 +173,7 @@ static Status resize_region(j_decompress_ptr info, Workspace *workspace, const R
                  make_axis(&vertical, out_height, rows, crop->bicubic);
     if (!failed)
         failed = reserve((void **)&workspace->row, &workspace->row_room,
-                         (4 * (size_t)width + scratch_slack(&horizontal)) * sizeof *workspace->row);
+                         scratch_values(4 * width, &horizontal) * sizeof *workspace->row);
     if (turned && !failed)
         failed = reserve((void **)&workspace->unturned, &workspace->unturned_room,
                          3 * (size_t)out_width * (size_t)out_height);

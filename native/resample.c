@@ -150,69 +150,78 @@ __attribute__((target("avx2"))) static int blend_rows_avx2(const uint8_t *pixels
     return x;
 }
 
-/* Two output pixels at a time, one in each half of the register. Two input pixels (8 values) make one madd: channel by
-   channel their two values, times the two weights. The pixel with fewer taps reads on with weight 0; the scratch row
-   has room for that. Four bytes are stored for a pixel, the last of which is the next one's. */
-__attribute__((target("avx2"))) static void blend_columns_avx2(const int16_t *row, const Axis *axis, int flip,
-                                                               uint8_t *out) {
-    const __m256i by_channel = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+/* Two output rows at a time, one in each half of the register. Two input pixels (8 values) of each make one madd:
+   channel by channel their two values, times the two weights. A pixel behind the last tap is read with weight 0; the
+   scratch rows have room for it. Four bytes are stored for a pixel, the last of which is the next one's. */
+__attribute__((target("avx2"))) static void blend_columns_avx2(const int16_t *upper, const int16_t *lower,
+                                                               const Axis *axis, int flip, uint8_t *out_upper,
+                                                               uint8_t *out_lower) {
+    const __m256i by_channel =
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
     const __m256i half = _mm256_set1_epi32(1 << (HORIZONTAL_SHIFT - 1));
     const int last = axis->size - 1;
-    for (int i = 0; i <= last; i += 2) {
-        int a = flip ? last - i : i, b = i == last ? a : flip ? a - 1 : a + 1;
-        int taps = axis->taps[a] > axis->taps[b] ? axis->taps[a] : axis->taps[b];
-        const int16_t *source_a = row + 4 * (size_t)axis->first[a], *source_b = row + 4 * (size_t)axis->first[b];
-        const int16_t *weights_a = axis->weights + (size_t)a * (size_t)axis->stride;
-        const int16_t *weights_b = axis->weights + (size_t)b * (size_t)axis->stride;
+    for (int i = 0; i <= last; i++) {
+        int place = flip ? last - i : i, taps = axis->taps[place];
+        size_t first = 4 * (size_t)axis->first[place];
+        const int16_t *weights = axis->weights + (size_t)place * (size_t)axis->stride;
         __m256i sum = half;
         for (int t = 0; t < taps; t += 2) {
-            int32_t pair_a, pair_b;
-            memcpy(&pair_a, weights_a + t, sizeof pair_a);
-            memcpy(&pair_b, weights_b + t, sizeof pair_b);
+            int32_t pair;
+            memcpy(&pair, weights + t, sizeof pair);
             __m256i pixels = _mm256_inserti128_si256(
-                _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(source_a + 4 * t))),
-                _mm_loadu_si128((const __m128i *)(source_b + 4 * t)), 1);
-            __m256i pairs =
-                _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi32(pair_a)), _mm_set1_epi32(pair_b), 1);
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, by_channel), pairs));
+                _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(upper + first + 4 * t))),
+                _mm_loadu_si128((const __m128i *)(lower + first + 4 * t)), 1);
+            sum = _mm256_add_epi32(
+                sum, _mm256_madd_epi16(_mm256_shuffle_epi8(pixels, by_channel), _mm256_set1_epi32(pair)));
         }
         sum = _mm256_srai_epi32(sum, HORIZONTAL_SHIFT);
         sum = _mm256_packus_epi16(_mm256_packs_epi32(sum, sum), sum);
-        int32_t bytes_a = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
-        int32_t bytes_b = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
-        if (i + 2 <= last) {
-            memcpy(out + 3 * (size_t)i, &bytes_a, 4);
-            memcpy(out + 3 * (size_t)i + 3, &bytes_b, 4);
-        } else { /* the end of the row */
-            memcpy(out + 3 * (size_t)i, &bytes_a, 3);
-            if (i < last)
-                memcpy(out + 3 * (size_t)i + 3, &bytes_b, 3);
-        }
+        int32_t bytes_upper = _mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
+        int32_t bytes_lower = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+        size_t stored = i < last ? 4 : 3;
+        memcpy(out_upper + 3 * (size_t)i, &bytes_upper, stored);
+        memcpy(out_lower + 3 * (size_t)i, &bytes_lower, stored);
     }
 }
 
 static int use_avx2(void) { return simd_allowed && __builtin_cpu_supports("avx2"); }
+#else
+static int use_avx2(void) { return 0; }
 #endif
 
-size_t scratch_slack(const Axis *horizontal) { return 4 * (size_t)horizontal->stride + 16; }
+size_t scratch_values(int row_bytes, const Axis *horizontal) {
+    return 2 * ((size_t)row_bytes + 4 * (size_t)horizontal->stride);
+}
+
+static void blend_rows(const uint8_t *pixels, int row_bytes, const Axis *vertical, int y, int simd, int16_t *out) {
+    const uint8_t *rows = pixels + (size_t)vertical->first[y] * (size_t)row_bytes;
+    const int16_t *weights = vertical->weights + (size_t)y * (size_t)vertical->stride;
+    int done = 0;
+#ifdef HAVE_AVX2_PATH
+    if (simd)
+        done = blend_rows_avx2(rows, row_bytes, vertical->taps[y], weights, out);
+#endif
+    (void)simd;
+    blend_rows_portable(rows, row_bytes, vertical->taps[y], weights, done, out);
+}
 
 void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int flip,
               int16_t *scratch, uint8_t *out) {
-    memset(scratch + row_bytes, 0, scratch_slack(horizontal) * sizeof *scratch);
-    for (int y = 0; y < vertical->size; y++) {
-        const uint8_t *rows = pixels + (size_t)vertical->first[y] * (size_t)row_bytes;
-        const int16_t *weights = vertical->weights + (size_t)y * (size_t)vertical->stride;
-        uint8_t *target = out + (size_t)y * (size_t)horizontal->size * 3;
+    const int simd = use_avx2();
+    const size_t out_bytes = 3 * (size_t)horizontal->size, half = scratch_values(row_bytes, horizontal) / 2;
+    memset(scratch, 0, 2 * half * sizeof *scratch);
+    for (int y = 0; y < vertical->size; y += 2) {
+        int next = y + 1 < vertical->size ? y + 1 : y; /* an odd last row is made twice */
+        uint8_t *upper = out + (size_t)y * out_bytes, *lower = out + (size_t)next * out_bytes;
+        blend_rows(pixels, row_bytes, vertical, y, simd, scratch);
+        blend_rows(pixels, row_bytes, vertical, next, simd, scratch + half);
 #ifdef HAVE_AVX2_PATH
-        if (use_avx2()) {
-            int done = blend_rows_avx2(rows, row_bytes, vertical->taps[y], weights, scratch);
-            blend_rows_portable(rows, row_bytes, vertical->taps[y], weights, done, scratch);
-            blend_columns_avx2(scratch, horizontal, flip, target);
+        if (simd) {
+            blend_columns_avx2(scratch, scratch + half, horizontal, flip, upper, lower);
             continue;
         }
 #endif
-        blend_rows_portable(rows, row_bytes, vertical->taps[y], weights, 0, scratch);
-        blend_columns_portable(scratch, horizontal, flip, target);
+        blend_columns_portable(scratch, horizontal, flip, upper);
+        blend_columns_portable(scratch + half, horizontal, flip, lower);
     }
 }

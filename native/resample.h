@@ -27,8 +27,8 @@ int make_axis(Axis *axis, int size, Interval input, int bicubic);
 void free_axis(Axis *axis);
 
 /* `pixels` holds rows of `row_bytes` bytes, 4 bytes a pixel; the axes count from its first pixel. `scratch`
-   has room for row_bytes int16 values and scratch_slack() more, which are read with weight 0. The result has the axes' sizes, 3 bytes a pixel, mirrored if `flip`. */
-size_t scratch_slack(const Axis *horizontal);
+   has room for scratch_values() of them. The result has the axes' sizes, 3 bytes a pixel, mirrored if `flip`. */
+size_t scratch_values(int row_bytes, const Axis *horizontal);
 void resample(const uint8_t *pixels, int row_bytes, const Axis *horizontal, const Axis *vertical, int flip,
               int16_t *scratch, uint8_t *out);
 

@@ -43,7 +43,7 @@ def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
             "train": _identity(job.train_index),
             "val": _identity(job.val_index),
             "copies": [data.copy for data in job.phase_data],
-            "layout": storage_digest(job.train_index) if job.recipe.data.shuffle == "block" else None,
+            "layout": [storage_digest(data.train) for data in job.phase_data] if _reads_blocks(job) else None,
             "classes": list(job.train_index.classes),
         },
         "decoder": decoder_name(job.recipe.data, job.device),
@@ -53,6 +53,10 @@ def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _reads_blocks(job: Job) -> bool:
+    return job.recipe.data.shuffle == "block"
 
 
 def check_run(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> None:

@@ -253,7 +253,8 @@ def _unfit(t: Training, error: Exception) -> UserError:
 
 def _not_finite(t: Training, error: NotFinite) -> RunFailed:
     job, position = t.job, t.job.timeline.at(error.step)
-    ids = job.sampler.ids(job.train_index, position.epoch, position.step_in_epoch, shape_at(job.timeline, error.step))
+    index = job.phase_data[position.stretch.phase].train
+    ids = job.sampler.ids(index, position.epoch, position.step_in_epoch, shape_at(job.timeline, error.step))
     t.journal.event("diverged", error.step, loss=str(error.loss), samples=ids.tolist())
     return RunFailed(
         f"{error} (epoch {position.epoch}); try a lower optim.lr or a longer "
