@@ -60,7 +60,6 @@ def our_batches(index: Index, setting: Setting) -> Iterator[int]:
 
 
 OURS: dict[str, Rival] = {"fortyfold": ours, "fortyfold-shards": ours_sharded}
-REFERENCE = "fortyfold"  # the ratios are this one's
 
 
 def link_images(source: Path, folder: Path, count: int) -> None:
@@ -103,16 +102,21 @@ def play_rounds(players: dict[str, Player], arguments: argparse.Namespace) -> di
 
 
 def table(rates: dict[str, Rounds], players: dict[str, Player]) -> str:
-    """A row a pipeline: its median rate, the reference's rate over it, its memory."""
-    lines = ["| pipeline | img/s | ours / it (min–max) | memory MB |", "| --- | --- | --- | --- |"]
+    """A row a pipeline: its median rate, our rates over it, its memory."""
+    ours = [name for name in OURS if name in rates]
+    heads = ["pipeline", "img/s", *(f"{name} / it (min–max)" for name in ours), "memory MB"]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name, rounds in rates.items():
-        shown = ""
-        if REFERENCE in rates:
-            ratios = [our / their for our, their in zip(rates[REFERENCE], rounds, strict=True)]
-            shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        ratios = [_ratio(rates[our], rounds) for our in ours]
         memory = players[name].memory_bytes() / 1e6
-        lines.append(f"| {name} | {statistics.median(rounds):.0f} | {shown} | {memory:.0f} |")
+        lines.append(f"| {' | '.join([name, f'{statistics.median(rounds):.0f}', *ratios, f'{memory:.0f}'])} |")
     return "\n".join(lines)
+
+
+def _ratio(ours: Rounds, theirs: Rounds) -> str:
+    """The median over the rounds, and the extremes."""
+    ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 def python_cost(folder: Path, arguments: argparse.Namespace) -> str:

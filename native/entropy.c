@@ -295,15 +295,18 @@ static int make_tables(j_decompress_ptr info, EntropyReader *reader) {
     return 1;
 }
 
-void take_over(j_decompress_ptr info, EntropyReader *reader, const uint8_t *end, unsigned first_column,
+void take_over(j_decompress_ptr info, EntropyReader *reader, const uint8_t *data, size_t length, unsigned first_column,
                unsigned end_column, unsigned end_row) {
+    /* At the end of its input libjpeg's source leads into bytes of its own; the addresses need not compare. */
+    uintptr_t place = (uintptr_t)info->src->next_input_byte, low = (uintptr_t)data;
     reader->failed = 0;
     reader->row = reader->column = reader->num_tile_rows = 0;
-    if (info->progressive_mode || info->arith_code || info->comps_in_scan != info->num_components ||
-        info->Ss != 0 || info->Se != DCTSIZE2 - 1 || info->src->next_input_byte > end || !make_tables(info, reader))
+    if (place < low || place - low > length || info->progressive_mode || info->arith_code ||
+        jpeg_has_multiple_scans(info) || info->comps_in_scan != info->num_components || info->Ss != 0 ||
+        info->Se != DCTSIZE2 - 1 || !make_tables(info, reader))
         return;
     reader->start = info->src->next_input_byte;
-    reader->end = end;
+    reader->end = data + length;
     reader->first_column = first_column;
     reader->end_column = end_column;
     reader->interval = info->restart_interval;

@@ -41,7 +41,7 @@ typedef struct EntropyReader {
 /* Takes over Huffman decoding of an image for which jpeg_start_decompress() was called, for the MCU columns
    [first_column, end_column) and, if it is tiled, rows before end_row. Not if the image is of a kind that is left to
    libjpeg (progressive, several scans): then nothing is changed. `info->client_data` must be `reader`. */
-void take_over(j_decompress_ptr info, EntropyReader *reader, const uint8_t *end, unsigned first_column,
+void take_over(j_decompress_ptr info, EntropyReader *reader, const uint8_t *data, size_t length, unsigned first_column,
                unsigned end_column, unsigned end_row);
 void free_reader(EntropyReader *reader);
 

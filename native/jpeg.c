@@ -111,23 +111,25 @@ static Region padded_region(const int64_t box[4], j_decompress_ptr info) {
 }
 
 /* Gives Huffman decoding of what the region needs to our own decoder. */
-static void take_over_region(j_decompress_ptr info, EntropyReader *reader, const uint8_t *end, const Region *region) {
+static void take_over_region(j_decompress_ptr info, EntropyReader *reader, const uint8_t *data, size_t length,
+                             const Region *region) {
     unsigned denominator = info->scale_denom;
     unsigned mcu_width = DCTSIZE * (info->num_components == 1 ? 1u : (unsigned)info->max_h_samp_factor);
     unsigned mcu_height = DCTSIZE * (info->num_components == 1 ? 1u : (unsigned)info->max_v_samp_factor);
     unsigned right = (region->left + info->output_width) * denominator;
     unsigned bottom = (region->top + region->height) * denominator;
-    take_over(info, reader, end, region->left * denominator / mcu_width, (right + mcu_width - 1) / mcu_width,
+    take_over(info, reader, data, length, region->left * denominator / mcu_width, (right + mcu_width - 1) / mcu_width,
               bottom / mcu_height + 1 + (unsigned)info->max_v_samp_factor); /* rows of context, too */
 }
 
-/* Rows of the region into workspace->pixels, 4 bytes a pixel; with our own entropy decoding if `end`, the end of the
-   data, is given. May leave by longjmp. */
-static Status read_region(j_decompress_ptr info, Workspace *workspace, Region *region, const uint8_t *end) {
+/* Rows of the region into workspace->pixels, 4 bytes a pixel; with our own entropy decoding if `data` is given. May leave
+   by longjmp. */
+static Status read_region(j_decompress_ptr info, Workspace *workspace, Region *region, const uint8_t *data,
+                          size_t length) {
     size_t row_bytes;
     jpeg_crop_scanline(info, &region->left, &region->width); /* moves the left edge to a block's edge */
-    if (end)
-        take_over_region(info, workspace->reader, end, region);
+    if (data)
+        take_over_region(info, workspace->reader, data, length, region);
     row_bytes = 4 * (size_t)info->output_width;
     if (reserve((void **)&workspace->pixels, &workspace->pixels_room, row_bytes * region->height))
         return OUT_OF_MEMORY;
@@ -216,7 +218,7 @@ static Status decode(Workspace *workspace, const uint8_t *data, size_t length, s
             info.max_h_samp_factor == info.max_v_samp_factor ? (unsigned)largest_denominator(crop) : 1;
         jpeg_start_decompress(&info);
         region = padded_region(box, &info);
-        status = read_region(&info, workspace, &region, own_entropy ? data + length : NULL);
+        status = read_region(&info, workspace, &region, own_entropy ? data : NULL, length);
         if (status == OK && guard.truncated)
             status = TRUNCATED;
     }

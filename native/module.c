@@ -14,8 +14,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -347,9 +349,21 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
+/* The library that was found when the program started, which need not be the one this was compiled for. */
+static const char *libjpeg_name(void) {
+    static char name[PATH_MAX];
+    Dl_info about;
+    const char *base;
+    void *function = (void *)(uintptr_t)jpeg_std_error;
+    if (!dladdr(function, &about) || !about.dli_fname || !realpath(about.dli_fname, name))
+        return "libjpeg";
+    base = strrchr(name, '/');
+    return base ? base + 1 : name;
+}
+
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module)
-        PyModule_AddIntConstant(module, "LIBJPEG_TURBO_VERSION", LIBJPEG_TURBO_VERSION_NUMBER);
+        PyModule_AddStringConstant(module, "LIBJPEG", libjpeg_name());
     return module;
 }

@@ -298,5 +298,5 @@ def test_shards_are_checked_against_their_checksums(root: Path, tmp_path: Path, 
     findings = found(tmp_path / "shards")
     assert findings["altered"] == [(f"train/{index.relative_path(1)}", "")]
     Path(os.fsdecode(place.file)).unlink()
-    code, out, _ = fortyfold("data", "check", tmp_path / "shards")
-    assert code == 1 and "images in shards whose bytes are not those that were written" in out
+    code, _, err = fortyfold("data", "check", tmp_path / "shards")
+    assert code == 2 and "is missing or has another size than shards.index says" in err

@@ -1,6 +1,8 @@
 """What batches hold: ranks' shares, rectangles, resized copies, far disks; and the loader for other people's loops."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +85,33 @@ def test_evaluation_counts_every_image_once_over_ranks(tiny_data: Path) -> None:
 def test_a_batch_that_cannot_be_is_one_line(tiny_data: Path) -> None:
     with pytest.raises(UserError, match="250 images make no batch of 500"):
         Loader(tiny_data / "train").epoch(0, px=16, rank_batch=500, tail="drop")
+
+
+def test_what_cannot_be_meant_is_one_line(tiny_data: Path) -> None:
+    with pytest.raises(UserError, match="there are 'bilinear' and 'bicubic'"):
+        Loader(tiny_data / "train", interpolation="nearest")
+    loader = Loader(tiny_data / "train")
+    for wrong in ({"tail": "dorp"}, {"shuffle": "blocks"}, {"shuffle": "block"}, {"rank": 2, "world_size": 2}):
+        with pytest.raises(UserError):
+            loader.epoch(0, px=16, rank_batch=8, **wrong)
+    with pytest.raises(UserError, match="rank_batch = 0"):
+        loader.evaluation(px=16, rank_batch=0)
+
+
+def test_copies_of_a_val_with_fewer_classes_are_the_same(tmp_path: Path, fortyfold: Callable[..., Any]) -> None:
+    for split, classes in (("train", "abc"), ("val", "ab")):
+        for name in classes:
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for number in range(12):
+                blob = encoded(pixels(60, 50, number))
+                (tmp_path / "data" / split / name / f"{number}.jpg").write_bytes(blob)
+    assert fortyfold("data", "resize", tmp_path / "data", tmp_path / "copies", "--short-side", "40")[0] == 0
+    command = ("train", "tiny", "--data", tmp_path / "data", "--set", f"data.copies={tmp_path}/copies", "--epochs", "1")
+    code, _, err = fortyfold(*command, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert fortyfold("evaluate", tmp_path / "run")[1].splitlines()[0].endswith(f"{tmp_path}/copies/40/val at 32 px")
+    code, _, err = fortyfold(*command, "--out", tmp_path / "x", "--set", "data.stage=/tmp")
+    assert code == 2 and "stage copies the shards of root only" in err
 
 
 def test_the_packages_public_names() -> None:

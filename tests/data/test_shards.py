@@ -2,11 +2,13 @@
 
 import gc
 import io
+import json
 import os
 import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from PIL import Image
 from fortyfold.data import decode
 from fortyfold.data.blocks import BLOCK_IMAGES, GROUP_IMAGES, block_sequence, mix_groups, stretches
 from fortyfold.data.index import Index
+from fortyfold.data.places import Place, why_unreadable
 from fortyfold.data.prepare.shard import Sharding, count_shards, make_shards, source_sizes
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import BatchShape, Sampler
@@ -172,6 +175,50 @@ def test_what_killed_jobs_left_is_swept_away(source: Index, tmp_path: Path) -> N
     assert names == [".mine", "shards.index", "train-000000.tar", "train-000001.tar"]
 
 
+def test_a_link_that_leads_nowhere_is_kept_as_an_unreadable_image(tmp_path: Path, fortyfold: Fortyfold) -> None:
+    (tmp_path / "src/a").mkdir(parents=True)
+    (tmp_path / "src/a/1.jpg").write_bytes(encoded(pixels(40, 30)))
+    (tmp_path / "src/a/2.jpg").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "src/a/3.jpg")
+    (tmp_path / "src/a/.4.jpg").touch()  # hidden: no image
+    code, out, _ = fortyfold("data", "shard", tmp_path / "src", tmp_path / "dst", "--tile", "never")
+    assert code == 0 and "3 images" in out
+    assert "a/2.jpg (No such file or directory)" in out and "a/3.jpg (not a file)" in out
+
+
+def test_a_part_whose_plan_appears_meanwhile_goes_on(
+    source: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read_text, calls = tmp_path / "train", Path.read_text, [0]
+
+    def late(path: Path, *arguments: Any, **options: Any) -> str:
+        calls[0] += path.name == "shards.plan"
+        if calls[0] == 1:  # the other part's plan is written right after we looked
+            calls[0] += 1
+            path.write_bytes(json.dumps(Sharding(source, 2, "never").plan()).encode())
+            raise FileNotFoundError
+        return read_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", late)
+    assert len(sharded(source, folder, num_shards=2, tile="never")) == len(source)
+
+
+def test_a_shard_that_is_missing_is_found_at_the_start(source: Index, tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    sharded(source, folder, tile="never")
+    os.truncate(folder / "train-000001.tar", 100)
+    with pytest.raises(UserError, match=r"train-000001\.tar is missing or has another size"):
+        open_folder(folder)
+
+
+def test_a_fault_of_the_disk_in_a_large_shard_is_no_bad_image(tmp_path: Path) -> None:
+    tar = tmp_path / "large.tar"
+    tar.touch()
+    os.truncate(tar, 3 << 30)
+    with pytest.raises(OSError, match="could not be read just now"):
+        why_unreadable(Place(bytes(tar), 0, 1000), 1 << 30)
+
+
 def test_other_arguments_and_foreign_files_are_refused(source: Index, tmp_path: Path, fortyfold: Fortyfold) -> None:
     folder = tmp_path / "train"
     sharded(source, folder, num_shards=2, tile="never")
@@ -228,7 +275,10 @@ def test_block_shuffle_reads_long_stretches_and_uses_every_sample_once(shards: I
 
 def test_stretches_cover_their_samples(shards: Index) -> None:
     assert shards.shards is not None
-    samples = shards.shards.storage_order[3:50]
+    storage = shards.shards.storage_order
+    apart = stretches(shards.shards, np.concatenate([storage[:3], storage[9:12]]))
+    assert len(apart) == 2 and apart.lengths.sum() < 20 * shards.shards.places.lengths.max()
+    samples = storage[3:50]
     long = stretches(shards.shards, samples)
     assert len(long) <= 3
     images = shards.places(samples)

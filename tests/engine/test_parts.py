@@ -165,6 +165,26 @@ class TestCopyingAhead:
         other = make_batch()
         assert torch.equal(feed(other).images, expected)  # one that was not copied ahead works as well
 
+    def test_an_evaluation_between_two_steps_leaves_nothing_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log: list[str] = []
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(log, "main"))
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        feed = Feeder(torch.device("cpu"), DATA, True)
+        feed._copy_stream = FakeStream(log, "copy")  # type: ignore[assignment]
+        training = feed.ahead(iter([make_batch() for _ in range(6)]))
+        for _ in range(3):
+            feed(next(training))
+        for batch in feed.ahead(iter([make_batch() for _ in range(5)])):
+            feed(batch)
+        stopped = feed.ahead(iter([make_batch() for _ in range(5)]))
+        feed(next(stopped))
+        stopped.close()  # type: ignore[attr-defined]
+        for batch in training:
+            feed(batch)
+        assert not feed._under_way
+        assert log.count("copy records") == 6 + 5 + 2  # each once
+
 
 class TestFeeder:
     def test_pixels_are_normalised_as_torchvision_does(self) -> None:

@@ -47,6 +47,17 @@ def test_records_of_version_1_are_still_read(tmp_path: Path) -> None:
     assert read_steps(path)["loss"].tolist() == [3.0, 2.0, 1.0]
 
 
+def test_nothing_is_appended_to_records_of_another_version(tmp_path: Path) -> None:
+    path = tmp_path / "steps.bin"
+    path.write_bytes(HEADER.pack(records.MAGIC, 1, 56))  # begun, no record yet
+    os.close(records.open_for_append(path))
+    append(path, make_records([0, 1], attempt=2).tobytes())
+    assert read_steps(path)["step"].tolist() == [0, 1]
+    path.write_bytes(HEADER.pack(records.MAGIC, 1, 56) + bytes(2 * 56))
+    with pytest.raises(UserError, match="has step records of version 1; start anew with --fresh"):
+        records.open_for_append(path)
+
+
 @given(st.integers(0, 5 * STEP_DTYPE.itemsize + HEADER.size))
 def test_a_file_cut_anywhere_is_read_to_its_last_whole_record_and_mended(size: int) -> None:
     path = Path(os.environ["FORTYFOLD_CACHE"]) / "cut.bin"

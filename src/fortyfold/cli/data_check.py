@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fortyfold.data.prepare.findings import Findings
 
 FOUND = 1
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder with train/ and val/, or with class folders.")]
 
 _NAMED = 10  # findings of a kind that are named in the terminal
 

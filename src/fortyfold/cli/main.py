@@ -4,6 +4,7 @@ Each verb is a module of this package that imports what it needs when it is call
 and the verbs that only read need no torch.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -57,10 +58,14 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except OSError as error:
-        return _complain(f"{error.filename or 'cannot go on'}: {error.strerror or error}", BAD_INPUT)
+        name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "cannot go on"
+        return _complain(f"{name}: {error.strerror or error}", BAD_INPUT)
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a file's name may be no text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

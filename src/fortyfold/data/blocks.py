@@ -15,6 +15,7 @@ from fortyfold.data.places import Places
 BLOCK_IMAGES = 64  # about 7 MB of ImageNet: long enough for any disk
 GROUP_BLOCKS = 64
 GROUP_IMAGES = BLOCK_IMAGES * GROUP_BLOCKS
+_NEIGHBOUR_BYTES = 8192  # between two neighbours lie a label and some tar headers
 _BLOCKS, _WITHIN = 11, 12  # purposes of the hashes
 
 
@@ -35,7 +36,8 @@ def mix_groups(sequence: Ids, seed: int, epoch: int) -> Ids:
 def stretches(shards: Shards, samples: Ids) -> Places:
     """What to read to have these `samples` (neighbours in runs): few long stretches instead of many images."""
     places = shards.places[samples]
-    starts = np.append(True, (np.diff(places.which) != 0) | (np.diff(places.offsets) <= 0))
+    gaps = places.offsets[1:] - (places.offsets[:-1] + places.lengths[:-1])
+    starts = np.append(True, (np.diff(places.which) != 0) | (gaps < 0) | (gaps > _NEIGHBOUR_BYTES))
     firsts = np.flatnonzero(starts)
     lasts = np.append(firsts[1:], len(samples)) - 1
     ends = places.offsets[lasts] + places.lengths[lasts]

@@ -7,6 +7,7 @@ there, so a run records NAME and does not go on with another. FORTYFOLD_DECODER=
 
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -64,13 +65,12 @@ def _load_native() -> ModuleType | None:
 def _name(native: ModuleType | None) -> str:
     if native is None:
         return f"pillow {PIL.__version__}"
-    number = native.LIBJPEG_TURBO_VERSION  # 2001005 is 2.1.5
-    turbo = f"{number // 10**6}.{number // 1000 % 1000}.{number % 1000}"
-    return f"native {_NATIVE_VERSION} (libjpeg-turbo {turbo}), else pillow {PIL.__version__}"
+    return f"native {_NATIVE_VERSION} ({native.LIBJPEG}), else pillow {PIL.__version__}"
 
 
 _native = _load_native()
 NAME = _name(_native)
+TILER = _native.LIBJPEG if _native else None  # what writes tiled JPEGs
 
 
 def is_native() -> bool:
@@ -95,7 +95,7 @@ def read_headers(places: Places, num_threads: int) -> tuple[Headers, Reasons]:
         _native.read_sizes(*_where(places), headers, statuses, MAX_PIXELS, num_threads)
 
     def by_pillow(row: int) -> None:
-        headers[row] = pillow_decode.read_header(_read(places, row))
+        headers[row] = pillow_decode.read_header(read_image(places, row))
 
     return headers, _settle(places, statuses, by_pillow, num_threads)
 
@@ -121,17 +121,30 @@ def decode_crops(
         size = width, height, interpolation == "bicubic", MAX_PIXELS, num_threads
         _native.decode_crops(*_where(places), *how, out, statuses, nanoseconds, *size)
 
-    def by_pillow(row: int) -> None:
-        blob = _read(places, row)
-        out[row] = pillow_decode.decode_crop(blob, boxes[row], width, height, int(turns[row]), interpolation)
+    pillow_seconds: list[tuple[float, float]] = []
 
-    return _settle(places, statuses, by_pillow, num_threads), StageSeconds(*(nanoseconds * 1e-9).tolist())
+    def by_pillow(row: int) -> None:
+        started = time.perf_counter()
+        blob = read_image(places, row)
+        read = time.perf_counter()
+        out[row] = pillow_decode.decode_crop(blob, boxes[row], width, height, int(turns[row]), interpolation)
+        pillow_seconds.append((read - started, time.perf_counter() - read))
+
+    reasons = _settle(places, statuses, by_pillow, num_threads)
+    read, decoded, resized = (nanoseconds * 1e-9).tolist()
+    for one in pillow_seconds:  # Pillow's resizing counts as decoding
+        read, decoded = read + one[0], decoded + one[1]
+    return reasons, StageSeconds(read, decoded, resized)
 
 
 def fetch(places: Places, num_threads: int) -> None:
     """Read the images' bytes and forget them: the system then has them at hand when they are decoded."""
     if _native is not None:
         _native.fetch(*_where(places), num_threads)
+        return
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="fetch") as pool:
+        for row in range(len(places)):
+            pool.submit(places.read, row)  # a fault will be met again when the image is decoded
 
 
 def tile(jpeg: bytes) -> bytes | None:
@@ -158,7 +171,7 @@ def _settle(places: Places, statuses: NDArray[np.int32], by_pillow: Callable[[in
         if status == _OUT_OF_MEMORY:
             raise MemoryError(f"no memory to decode {os.fsdecode(places.file(row))}")
         unreadable = status == _UNREADABLE
-        reasons[row] = why_unreadable(places.file(row), _MAX_FILE_BYTES) if unreadable else _REASONS[status]
+        reasons[row] = why_unreadable(places.one(row), _MAX_FILE_BYTES) if unreadable else _REASONS[status]
     foreign = np.flatnonzero(statuses == _FOREIGN).tolist()
     return reasons | dict(_by_pillow(foreign, by_pillow, num_threads))
 
@@ -177,7 +190,7 @@ def _by_pillow(rows: list[int], work: Callable[[int], None], num_threads: int) -
         return [(row, reason) for row, reason in zip(rows, pool.map(attempt, rows), strict=True) if reason is not None]
 
 
-def _read(places: Places, row: int) -> bytes:
+def read_image(places: Places, row: int) -> bytes:
     """The image's bytes; a fault that may pass is not a bad image, and ends the run."""
     try:
         return places.read(row)

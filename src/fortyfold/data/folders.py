@@ -74,9 +74,14 @@ def _scan_class(folder: Path, name: str) -> tuple[list[str], dict[str, int]]:
     mtimes: dict[str, int] = {}
     for relative, mtime_ns, files in walk_class(folder, name):
         mtimes[relative] = mtime_ns
-        found += [f"{relative}/{file}" for file in files if file.lower().endswith(IMAGE_SUFFIXES)]
+        found += [f"{relative}/{file}" for file in files if is_image(file)]
     found.sort(key=lambda path: path.rpartition("/")[::2])  # by folder, then by name
     return found, mtimes
+
+
+def is_image(name: str) -> bool:
+    """By its suffix; hidden files are none (some systems leave ._x.jpg beside x.jpg)."""
+    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 def walk_class(folder: Path, name: str) -> Iterator[tuple[str, int, list[str]]]:

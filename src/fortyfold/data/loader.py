@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fortyfold.data.cores import available_cores
 from fortyfold.data.reader import Batch, Reader
-from fortyfold.data.requests import BatchShape, Sampler, eval_requests
+from fortyfold.data.requests import BatchShape, Sampler, eval_requests, require_shards
 from fortyfold.data.splits import open_folder
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.timeline import num_batches
@@ -29,6 +29,8 @@ class Loader:
         exif_orientation: bool = False,
         interpolation: str = "bilinear",
     ) -> None:
+        if interpolation not in ("bilinear", "bicubic"):
+            raise UserError(f"interpolation = {interpolation!r}: there are 'bilinear' and 'bicubic'")
         self._index = open_folder(Path(folder))
         self._reader = Reader(threads or available_cores(), prefetch, read_ahead, exif_orientation, interpolation)
         self.classes = self._index.classes
@@ -55,12 +57,16 @@ class Loader:
 
         Starts at any batch at once, so that a run can go on in the middle of an epoch.
         """
+        if tail not in ("keep", "drop") or shuffle not in ("global", "block"):
+            raise UserError(f"tail = {tail!r}, shuffle = {shuffle!r}: there are 'keep', 'drop' and 'global', 'block'")
+        world = _world(rank_batch, rank, world_size)
+        require_shards(shuffle, [self._index])
         global_batch = rank_batch * world_size
         batches = num_batches(len(self._index), global_batch, tail)
         if not batches:
             raise UserError(f"{len(self._index)} images make no batch of {global_batch}, and tail = 'drop' drops them")
         shape = BatchShape(batches, global_batch, px, min_scale)
-        sampler = Sampler(seed, tail, flip, shuffle, World(world_size, rank))
+        sampler = Sampler(seed, tail, flip, shuffle, world)
         return self._reader.stream(
             sampler.request(self._index, epoch, batch, shape) for batch in range(first_batch, batches)
         )
@@ -69,4 +75,11 @@ class Loader:
         self, *, px: int, rank_batch: int, crop_ratio: float = 0.875, rank: int = 0, world_size: int = 1
     ) -> Generator[Batch, None, None]:
         """Centre crops of every image once, in order; with several ranks, this one's share."""
-        return self._reader.stream(eval_requests(self._index, px, crop_ratio, rank_batch, World(world_size, rank)))
+        world = _world(rank_batch, rank, world_size)
+        return self._reader.stream(eval_requests(self._index, px, crop_ratio, rank_batch, world))
+
+
+def _world(rank_batch: int, rank: int, world_size: int) -> World:
+    if rank_batch < 1 or not 0 <= rank < world_size:
+        raise UserError(f"rank_batch = {rank_batch}, rank = {rank}, world_size = {world_size}: this cannot be")
+    return World(world_size, rank)

@@ -1,5 +1,6 @@
 """Where images' bytes are: whole files of a folder, or stretches of tar files."""
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class Place(NamedTuple):
 
     def read(self) -> bytes:
         """The image's bytes; fewer, or none, when the file has become shorter."""
-        with open(self.file, "rb") as file:  # noqa: PTH123
+        with open(self.file, "rb", opener=_open_without_waiting) as file:
             there = os.fstat(file.fileno()).st_size - self.offset
             if there <= 0:
                 return b""
@@ -58,15 +59,25 @@ def whole_files(paths: list[bytes]) -> Places:
     return Places(paths, np.arange(count, dtype=np.int32), np.zeros(count, np.int64), np.full(count, WHOLE, np.int64))
 
 
-def why_unreadable(path: bytes, max_bytes: int) -> str:
-    """Why a file could not be read; raises what may pass, since leaving the image out would not be right then."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A pipe without a writer would be waited for, for ever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, "not a file", path)
+    return descriptor
+
+
+def why_unreadable(place: Place, max_bytes: int) -> str:
+    """Why an image could not be read; raises what may pass, since leaving the image out would not be right then."""
     try:
-        about = os.stat(path)  # noqa: PTH116
+        about = os.stat(place.file)  # noqa: PTH116
         if not stat.S_ISREG(about.st_mode):
             return "not a file"
-        if about.st_size > max_bytes:
-            return f"the file has {about.st_size} bytes, more than {max_bytes}"
-        os.close(os.open(path, os.O_RDONLY))
+        num_bytes = about.st_size if place.length == WHOLE else place.length
+        if num_bytes > max_bytes:
+            return f"the file has {num_bytes} bytes, more than {max_bytes}"
+        os.close(os.open(place.file, os.O_RDONLY))
     except (FileNotFoundError, PermissionError) as error:
         return error.strerror or type(error).__name__
-    raise OSError(5, "could not be read just now", os.fsdecode(path))
+    raise OSError(errno.EIO, "could not be read just now", os.fsdecode(place.file))

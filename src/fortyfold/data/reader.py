@@ -71,9 +71,11 @@ class Reader:
                     made.append(maker.submit(self._make, waiting.popleft()))
                 if len(made) > self.prefetch:
                     yield made.popleft().result()
-            made.extend(maker.submit(self._make, request) for request in waiting)
-            while made:
-                yield made.popleft().result()
+            while waiting or made:
+                if waiting:
+                    made.append(maker.submit(self._make, waiting.popleft()))
+                if len(made) > self.prefetch or not waiting:
+                    yield made.popleft().result()
         finally:
             fetcher.shutdown(wait=True, cancel_futures=True)
             maker.shutdown(wait=True, cancel_futures=True)

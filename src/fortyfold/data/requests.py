@@ -48,6 +48,13 @@ class BatchShape:
     min_scale: float
 
 
+def require_shards(shuffle: str, indexes: Sequence[Index]) -> None:
+    """Blocks are stretches of shards."""
+    for index in indexes:
+        if shuffle == "block" and index.shards is None:
+            raise UserError(f'data.shuffle = "block" needs shards, and {index.folder} has none; see data shard')
+
+
 class Sampler:
     """Draws training batches. Any batch of any epoch can be asked for at once."""
 
@@ -60,12 +67,12 @@ class Sampler:
 
     def ids(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Ids:
         """The samples of a global batch."""
-        _, used = self._epoch(index, epoch)
-        return order.batch_ids(used, batch, shape.num_batches, shape.global_batch, self._tail)
+        return self._cut(self._epoch(index, epoch)[1], batch, shape)
 
     def request(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Request:
         """This rank's share of a batch."""
-        ids = self.ids(index, epoch, batch, shape)
+        sequence, used = self._epoch(index, epoch)
+        ids = self._cut(used, batch, shape)
         ids = ids[order.cut(len(ids), self._world.rank, self._world.size)]
         draws = augment.uniforms(ids, self._seed, epoch, augment.SUBSTITUTE, _SUBSTITUTES)
         return Request(
@@ -76,8 +83,11 @@ class Sampler:
             crops=lambda ids, sizes: augment.random_crops(ids, sizes, self._seed, epoch, shape.min_scale),
             flips=augment.flips(ids, self._seed, epoch) if self._flip else np.zeros(len(ids), bool),
             substitutes=(draws * len(index)).astype(np.int64),
-            fetch=lambda: self._fetched(index, epoch, batch, shape, ids),
+            fetch=lambda: self._fetched(index, sequence, batch, shape, ids),
         )
+
+    def _cut(self, used: Ids, batch: int, shape: BatchShape) -> Ids:
+        return order.batch_ids(used, batch, shape.num_batches, shape.global_batch, self._tail)
 
     def _epoch(self, index: Index, epoch: int) -> tuple[Ids, Ids]:
         if epoch not in self._sequences:
@@ -90,16 +100,15 @@ class Sampler:
         if self._shuffle == "global":
             used = order.permutation(len(index), self._seed, epoch)
             return used, used
-        if index.shards is None:
-            raise UserError(f'data.shuffle = "block" needs shards, and {index.folder} has none; see data shard')
+        require_shards(self._shuffle, [index])
+        assert index.shards is not None
         sequence = block_sequence(index.shards.storage_order, self._seed, epoch)
         return sequence, mix_groups(sequence, self._seed, epoch)
 
-    def _fetched(self, index: Index, epoch: int, batch: int, shape: BatchShape, ids: Ids) -> Places:
+    def _fetched(self, index: Index, sequence: Ids, batch: int, shape: BatchShape, ids: Ids) -> Places:
         """The batch's own images; or, in blocks, as much of the next group as the batch uses of this one."""
         if self._shuffle == "global" or index.shards is None:
             return index.places(ids)
-        sequence, _ = self._epoch(index, epoch)
         part = order.cut(len(sequence), batch, shape.num_batches)
         start = part.start + GROUP_IMAGES if batch else 0
         wanted = sequence[start : part.stop + GROUP_IMAGES]

@@ -8,6 +8,7 @@ the tar files; the index gives random access, so that an epoch is shuffled as a 
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fortyfold.spec.run_dir import write_atomically
 
 INDEX_NAME = "shards.index"
 _VERSION = 1
+_STAT_THREADS = 16  # network disks answer slowly, not seldom
 _MOST_HEAD_BYTES = 64 << 20
 _MOST_SHARD_BYTES = 1 << 62  # offsets fit in an int64
 ROW_DTYPE = np.dtype(
@@ -57,7 +59,7 @@ def open_shards(folder: Path) -> Index:
     path = folder / INDEX_NAME
     try:
         head, rows, names = _read(path)
-        return _to_index(folder, head, rows, names)
+        index = _to_index(folder, head, rows, names)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         reason = error if isinstance(error, _Damaged) else "its content makes no sense"
         raise UserError(
@@ -65,6 +67,25 @@ def open_shards(folder: Path) -> Index:
         ) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+    _require_files(folder, [ShardFile(**entry) for entry in head["shards"]])
+    return index
+
+
+def _require_files(folder: Path, files: list[ShardFile]) -> None:
+    """A shard that is missing would cost a training hundreds of images, one by one."""
+
+    def is_whole(file: ShardFile) -> bool:
+        try:
+            return (folder / file.name).stat().st_size == file.num_bytes
+        except OSError:
+            return False
+
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        for file, whole in zip(files, pool.map(is_whole, files), strict=True):
+            if not whole:
+                raise UserError(
+                    f"{folder / file.name} is missing or has another size than {INDEX_NAME} says; copy it again"
+                )
 
 
 def read_head(folder: Path) -> dict[str, Any]:

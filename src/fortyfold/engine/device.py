@@ -1,7 +1,7 @@
 """The device, and the way of a batch to it. All that knows CUDA from CPU is here."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,9 +46,9 @@ def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
 
 
-def open_reader(data: Data, device: torch.device, folder: Path) -> Reader:
-    """What reads the images in `folder` for `device` as the recipe's `data` wants it."""
-    far = _FAR_READ_AHEAD if is_on_network(folder) else 0
+def open_reader(data: Data, device: torch.device, folders: Sequence[Path]) -> Reader:
+    """What reads the images in `folders` for `device` as the recipe's `data` wants it."""
+    far = _FAR_READ_AHEAD if any(map(is_on_network, folders)) else 0
     reader = Reader(
         num_threads=data.threads or default_loader_threads(device),
         prefetch=data.prefetch,
@@ -81,7 +81,8 @@ class Feeder:
     def __init__(self, device: torch.device, data: Data, channels_last: bool) -> None:
         self._device = device
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._under_way: deque[tuple[Batch, Copied, torch.cuda.Event]] = deque()
+        # Several streams may be under way: an evaluation begins while training's next batch is being copied.
+        self._under_way: dict[int, tuple[Batch, Copied, torch.cuda.Event]] = {}
         self._arriving: list[tuple[Batch, torch.cuda.Event]] = []  # the host's memory, held until it was copied
         self._channels_last = channels_last
         self._mean = (255 * torch.tensor(data.mean)).view(1, 3, 1, 1).to(device)
@@ -92,14 +93,20 @@ class Feeder:
         if self._copy_stream is None:
             yield from batches
             return
-        waiting: Batch | None = None
-        for batch in batches:
-            self._begin_copy(batch)
-            if waiting is not None:
-                yield waiting
-            waiting = batch
-        if waiting is not None:
-            yield waiting
+        begun: deque[Batch] = deque()
+        try:
+            for batch in batches:
+                self._begin_copy(batch)
+                begun.append(batch)
+                if len(begun) > 1:
+                    yield begun[0]
+                    begun.popleft()
+            while begun:
+                yield begun[0]
+                begun.popleft()
+        finally:
+            for batch in begun:
+                self._under_way.pop(id(batch), None)  # nobody came for it
 
     def __call__(self, batch: Batch) -> DeviceBatch:
         images, labels, weights = self._arrived(batch) or self._copy(batch)
@@ -120,13 +127,13 @@ class Feeder:
         assert self._copy_stream is not None
         with torch.cuda.stream(self._copy_stream):
             copied = self._copy(batch)
-        self._under_way.append((batch, copied, self._copy_stream.record_event()))
+        self._under_way[id(batch)] = (batch, copied, self._copy_stream.record_event())
 
     def _arrived(self, batch: Batch) -> Copied | None:
         """What was copied ahead: the step waits for it, the host does not."""
-        if not self._under_way or self._under_way[0][0] is not batch:
+        if id(batch) not in self._under_way:
             return None
-        _, copied, done = self._under_way.popleft()
+        _, copied, done = self._under_way.pop(id(batch))
         now = torch.cuda.current_stream(self._device)
         now.wait_event(done)
         for tensor in copied:

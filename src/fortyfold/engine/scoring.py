@@ -12,6 +12,7 @@ from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import Feeder, choose_device, open_reader
 from fortyfold.engine.evaluate import Scores, Views, evaluate_split
+from fortyfold.engine.setup import open_eval_copy
 from fortyfold.models.build import build_model, check_fits
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
@@ -38,7 +39,7 @@ class Scoring:
             rectangular=bool(phase.rectangular),
             rank_batch=phase.global_batch or phase.rank_batch or 1,
         )
-        reader = open_reader(self.recipe.data, self.device, self.index.storage)
+        reader = open_reader(self.recipe.data, self.device, [self.index.storage])
         scores = evaluate_split(self.model, reader, feed, self.index, views, report=report)
         assert scores is not None
         return scores
@@ -54,12 +55,16 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
     except checkpoint.Damaged as error:
         raise UserError(f"the checkpoint {path} cannot be used: {error}") from None
     classes = tuple(spec["data"]["classes"])
-    index = with_classes(open_folder(_eval_folder(data or _own_data(spec))), classes)
+    last = recipe.all_phases()[-1]
+    chosen_px = px or recipe.evaluate.px or last.px
+    assert chosen_px is not None
+    index = open_folder(_eval_folder(data or _own_data(spec)))
+    if data is None:  # the run's own images: as it saw them, from a resized copy perhaps
+        index = open_eval_copy(recipe, last.data_copy, chosen_px, index)
+    index = with_classes(index, classes)
     device = choose_device()
     model = build_model(recipe.model, len(classes))
     model.load_state_dict(snapshot.model)
-    chosen_px = px or recipe.evaluate.px or recipe.all_phases()[-1].px
-    assert chosen_px is not None
     check_fits(model.to(device), [chosen_px], bool(recipe.all_phases()[-1].rectangular))
     return Scoring(path, recipe, index, chosen_px, model, device)
 

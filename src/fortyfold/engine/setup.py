@@ -12,7 +12,7 @@ import torch
 from fortyfold.data.copies import ORIGINAL, choose_copy, copy_sides, open_copy
 from fortyfold.data.index import Index, with_classes
 from fortyfold.data.reader import Reader
-from fortyfold.data.requests import Sampler
+from fortyfold.data.requests import Sampler, require_shards
 from fortyfold.data.splits import open_split
 from fortyfold.data.stage import open_staged
 from fortyfold.engine import checkpoint
@@ -96,24 +96,34 @@ def open_job(recipe: Recipe, run_dir: RunDir, staged: Path | None = None) -> Job
     def open_index(split: str) -> Index:
         return open_staged(root, staged, split) if staged else open_split(root, split)
 
-    train_index = open_index("train")
-    val_index = with_classes(open_index("val"), train_index.classes) if recipe.evaluate.every_epochs else None
-    timeline = build_timeline(recipe, len(train_index), World())
-    phase_data = tuple(_open_phase(recipe, stretch, train_index, val_index) for stretch in timeline.stretches)
-    return Job(recipe, timeline, train_index, val_index, phase_data, run_dir, choose_device())
+    train, val = open_index("train"), open_index("val") if recipe.evaluate.every_epochs else None
+    timeline = build_timeline(recipe, len(train), World())
+    phase_data = tuple(_open_phase(recipe, stretch, train, val) for stretch in timeline.stretches)
+    require_shards(recipe.data.shuffle, [data.train for data in phase_data])
+    labelled = with_classes(val, train.classes) if val else None
+    return Job(recipe, timeline, train, labelled, phase_data, run_dir, choose_device())
 
 
 def _open_phase(recipe: Recipe, stretch: Stretch, train: Index, val: Index | None) -> PhaseData:
     if recipe.data.copies is None:
         if stretch.data_copy not in (None, ORIGINAL):
             raise UserError(f"phases.{stretch.phase}.data_copy = {stretch.data_copy!r} needs data.copies")
-        return PhaseData(ORIGINAL, train, val)
-    folder, ratio = Path(recipe.data.copies), recipe.evaluate.crop_ratio
-    sides = copy_sides(folder)
-    copy = choose_copy(sides, stretch.px, ratio, stretch.data_copy)
-    eval_copy = choose_copy(sides, recipe.evaluate.px or stretch.px, ratio, stretch.data_copy)
-    small_val = with_classes(open_copy(folder, eval_copy, "val", val), train.classes) if val else None
-    return PhaseData(copy, open_copy(folder, copy, "train", train), small_val)
+        return PhaseData(ORIGINAL, train, with_classes(val, train.classes) if val else None)
+    folder = Path(recipe.data.copies)
+    copy = choose_copy(copy_sides(folder), stretch.px, recipe.evaluate.crop_ratio, stretch.data_copy)
+    small_train = open_copy(folder, copy, "train", train)
+    if val is None:
+        return PhaseData(copy, small_train, None)
+    small_val = open_eval_copy(recipe, stretch.data_copy, recipe.evaluate.px or stretch.px, val)
+    return PhaseData(copy, small_train, with_classes(small_val, train.classes))
+
+
+def open_eval_copy(recipe: Recipe, named: int | str | None, px: int, val: Index) -> Index:
+    """The validation images that suffice for `px`, or those of the copy that was named."""
+    if recipe.data.copies is None:
+        return val
+    folder = Path(recipe.data.copies)
+    return open_copy(folder, choose_copy(copy_sides(folder), px, recipe.evaluate.crop_ratio, named), "val", val)
 
 
 def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: Snapshot | None) -> Training:
@@ -133,7 +143,7 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
         job=job,
         model=model,
         optimizer=optimizer,
-        reader=open_reader(job.recipe.data, job.device, job.train_index.storage),
+        reader=open_reader(job.recipe.data, job.device, [data.train.storage for data in job.phase_data]),
         feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
         progress=progress,
         journal=journal,

@@ -202,7 +202,8 @@ def _note_saved(t: Training, path: Path | None) -> None:
 
 def _quarantine(t: Training, batch: Batch) -> None:
     """Note unreadable images, each once, and stop when they are more than the budget."""
-    index, known = t.job.train_index, t.progress.quarantined
+    known, phase = t.progress.quarantined, t.job.timeline.at(t.progress.step).stretch.phase
+    index = t.job.phase_data[phase].train
     for sample, reason in batch.bad:
         if sample not in known:
             known.append(sample)

@@ -85,6 +85,15 @@ class Data(Section):
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Standard deviation of red, green, blue, divided by on the device."""
 
+    @model_validator(mode="after")
+    def _stages_what_is_read(self) -> Self:
+        if self.stage is not None and self.copies is not None:
+            raise ValueError(
+                "stage copies the shards of root only; stage the copies with fortyfold data stage, "
+                "name their place in copies, and leave stage out"
+            )
+        return self
+
 
 class Optim(Section):
     name: Literal["sgd", "nesterov", "adam", "adamw"] = "nesterov"

@@ -48,11 +48,15 @@ def open_for_append(path: Path) -> int:
     """A descriptor at the end of the last whole record; the header is written, a torn tail cut off."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     size = os.fstat(descriptor).st_size
-    if size < HEADER.size:
+    if size < HEADER.size + STEP_DTYPE.itemsize:  # no whole record: whatever version was begun
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, HEADER.pack(MAGIC, VERSION, STEP_DTYPE.itemsize), 0)
         whole = HEADER.size
     else:
+        _, version, _ = HEADER.unpack(os.pread(descriptor, HEADER.size, 0))
+        if version != VERSION:
+            os.close(descriptor)
+            raise UserError(f"{path} has step records of version {version}; start anew with --fresh")
         whole = size - (size - HEADER.size) % STEP_DTYPE.itemsize
         os.ftruncate(descriptor, whole)
     os.lseek(descriptor, whole, os.SEEK_SET)

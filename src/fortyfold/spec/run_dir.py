@@ -14,6 +14,7 @@ A run is one such directory. Everything that concerns it is in there, and nothin
 import fcntl
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -148,7 +149,7 @@ class RunDir:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")  # other hosts have the same numbers
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

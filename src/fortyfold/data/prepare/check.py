@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fortyfold.data import decode
 from fortyfold.data.cores import available_cores
-from fortyfold.data.folders import IMAGE_SUFFIXES, walk_class
+from fortyfold.data.folders import is_image, walk_class
 from fortyfold.data.index import Index, Shards, are_positions
 from fortyfold.data.places import Place, Places
 from fortyfold.data.prepare.file_facts import FileFacts, look_at
@@ -90,7 +90,7 @@ def check_folders(data: DataSet, findings: Findings, progress: Progress) -> None
         if index.shards is not None:
             continue
         for path in sorted(index.folder.iterdir()):
-            if _is_image(path.name) and not path.is_dir():
+            if is_image(path.name) and not path.is_dir():
                 findings.add_name("outside", named(split, path.name))
         for others in ordered(partial(_not_images, index), index.classes, data.num_threads):
             for other in others:
@@ -100,11 +100,7 @@ def check_folders(data: DataSet, findings: Findings, progress: Progress) -> None
 
 def _not_images(index: Index, name: str) -> list[str]:
     walk = walk_class(index.folder, name)
-    return sorted(f"{folder}/{file}" for folder, _, files in walk for file in files if not _is_image(file))
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES)
+    return sorted(f"{folder}/{file}" for folder, _, files in walk for file in files if not is_image(file))
 
 
 def check_files(data: DataSet, findings: Findings, progress: Progress) -> None:

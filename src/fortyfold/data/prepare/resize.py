@@ -42,7 +42,7 @@ class ResizeSpec:
 
 
 @dataclass
-class Copy:
+class Counts:
     """What became of the images at one side."""
 
     counts: dict[str, int] = field(default_factory=lambda: {MADE: 0, KEPT: 0, BAD: 0})
@@ -54,7 +54,7 @@ class Resized:
     """What `make_resized` did: the whole of the copies, and how many images this start worked on."""
 
     num_images: int
-    copies: dict[int, Copy]
+    copies: dict[int, Counts]
     already_there: bool = False
     num_worked: int = 0
     source_bytes: int = 0
@@ -87,7 +87,7 @@ def make_resized(
                 f"{index.folder} has shards; resize the folders that they were made of, and shard the copies"
             )
     _refuse_inside(target, splits)
-    result = Resized(sum(map(len, splits.values())), {side: Copy() for side in spec.sides})
+    result = Resized(sum(map(len, splits.values())), {side: Counts() for side in spec.sides})
     with making(target, RESIZE, _arguments(splits, spec)) as needed:
         if needed:
             require_space(target, _estimate(splits, spec, result.num_images, num_threads) - _bytes_below(target))

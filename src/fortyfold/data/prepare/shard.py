@@ -32,7 +32,7 @@ PLAN_NAME = "shards.plan"
 TILE_FROM_PIXELS = 160_000  # auto: smaller images are decoded whole about as fast (benchmarks/loader.py)
 _STORAGE_SEED = 0x5EED
 _BLOCK = tarfile.BLOCKSIZE
-_SCRATCH = re.compile(r"\.\d{6}\.(part|rows)|\.(\.\d{6}\.rows|shards\.plan|shards\.index)\.\d+")
+_SCRATCH = re.compile(r"\.\d{6}\.(part|rows)|\.(\.\d{6}\.rows|shards\.plan|shards\.index)\.[\w-]+")
 _OVERHEAD_BYTES = 4 * _BLOCK  # headers and padding of an image and its label
 _MOST_BYTES = 1 << 32
 
@@ -53,7 +53,7 @@ class Sharding:
         return order.permutation(len(self.index), _STORAGE_SEED, 0)[order.cut(len(self.index), shard, self.num_shards)]
 
     def plan(self) -> dict[str, Any]:
-        tiled_by = decode.NAME if self.tile != "never" else None  # another libjpeg may write other bytes
+        tiled_by = decode.TILER if self.tile != "never" else None  # another libjpeg may write other bytes
         fingerprint = self.index.fingerprint
         return {"fingerprint": fingerprint, "num_shards": self.num_shards, "tile": self.tile, "tiled_by": tiled_by}
 
@@ -78,7 +78,7 @@ def source_sizes(index: Index, num_threads: int) -> int:
 
 
 def _total_size(files: list[bytes]) -> int:
-    return sum(os.stat(file).st_size for file in files)  # noqa: PTH116
+    return sum(os.stat(file).st_size for file in files if os.path.exists(file))  # noqa: PTH110, PTH116
 
 
 def make_shards(
@@ -108,7 +108,8 @@ def _is_whole(work: Sharding, folder: Path) -> bool:
     if not head:
         return False
     source = head.get("source")
-    if not isinstance(source, dict) or any(source.get(key) != value for key, value in work.plan().items()):
+    wanted = {key: value for key, value in work.plan().items() if key != "tiled_by"}  # whole is whole
+    if not isinstance(source, dict) or any(source.get(key) != value for key, value in wanted.items()):
         raise UserError(f"{folder} already has other shards in it; choose another folder, or remove it first")
     for file in shard_files(folder):
         path = folder / file.name
@@ -126,9 +127,12 @@ def _claim(work: Sharding, folder: Path) -> None:
         found = json.loads(path.read_text())
     except FileNotFoundError:
         foreign = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
-        if foreign:
+        if PLAN_NAME in foreign:  # another part wrote it just now
+            _claim(work, folder)
+        elif foreign and not is_sharded(folder):  # it is if other parts have just finished
             raise UserError(f"{folder} already has files in it ({foreign[0]}); choose another folder") from None
-        write_atomically(path, json.dumps(plan).encode())
+        elif not foreign:
+            write_atomically(path, json.dumps(plan).encode())
         return
     except ValueError:
         found = {}
@@ -159,9 +163,8 @@ def _make_shard(work: Sharding, folder: Path, shard: int, num_threads: int, adva
     final, beside = _path(folder, shard), folder / f".{shard:06d}.part"
     with beside.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        if final.exists():
-            beside.unlink(missing_ok=True)
-            return 0
+        if not _is_still(file, beside):  # it was finished meanwhile, and has its final name
+            return 0 if final.exists() else _make_shard(work, folder, shard, num_threads, advance)
         file.seek(0)
         file.truncate()
         rows, unreadable, digest = _write_shard(work, shard, file, num_threads, advance)
@@ -172,6 +175,13 @@ def _make_shard(work: Sharding, folder: Path, shard: int, num_threads: int, adva
         beside.replace(final)
         fsync_folder(folder)
     return 1
+
+
+def _is_still(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _read_notes(folder: Path, shard: int) -> tuple[dict[str, Any], Rows]:
@@ -213,7 +223,10 @@ def _stored(work: Sharding, samples: Ids, headers: Headers, num_threads: int) ->
     places = work.index.places(samples)
 
     def load(row: int) -> bytes:
-        blob = places.read(row)
+        try:
+            blob = places.read(row)
+        except (FileNotFoundError, IsADirectoryError):  # a link that leads nowhere; it is named as unreadable
+            blob = b""
         if len(blob) >= _MOST_BYTES:
             raise UserError(f"{work.index.path(int(samples[row]))} has {len(blob)} bytes; that is no training image")
         large = headers[row, 0] * headers[row, 1] >= TILE_FROM_PIXELS

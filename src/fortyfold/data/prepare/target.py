@@ -5,6 +5,7 @@ Killed at any moment, the same command goes on. Of two that make the same the se
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,8 @@ def making(folder: Path, by: str, arguments: Mapping[str, Any]) -> Iterator[bool
             yield True
             write_json(folder / MANIFEST, wanted)
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+        what = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+        raise UserError(f"cannot make {folder}: {error.strerror or error}{what}") from error
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
