@@ -93,14 +93,16 @@ px = 40
 
 
 def test_block_shuffle_trains_and_its_layout_is_part_of_the_run(
-    tiny_data: Path, prepared: Path, tmp_path: Path, fortyfold: Fortyfold
+    tiny_data: Path, prepared: Path, tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = ("--set", "data.shuffle=block", "--set", "data.read_ahead=2", *QUICK)
     assert fortyfold("train", "tiny", "--data", prepared / "shards", "--out", tmp_path / "run", *block)[0] == 0
     fortyfold("data", "shard", tiny_data, tmp_path / "other", "--shards", "3", "--tile", "never")
     code, _, err = fortyfold("train", "tiny", "--data", tmp_path / "other", "--out", tmp_path / "run", *block)
     assert code == 0, err  # the shards differ, but not the order in which the samples lie
-    code, _, err = fortyfold("train", "tiny", "--data", tiny_data, "--out", tmp_path / "run", *block)
+    monkeypatch.setattr("fortyfold.data.prepare.shard._STORAGE_SEED", 7)
+    fortyfold("data", "shard", tiny_data, tmp_path / "mixed", "--shards", "4", "--tile", "never")
+    code, _, err = fortyfold("train", "tiny", "--data", tmp_path / "mixed", "--out", tmp_path / "run", *block)
     assert code == 2 and "shards laid out as" in err
     code, _, err = fortyfold("train", "tiny", "--data", tiny_data, "--out", tmp_path / "new", *block)
     assert code == 2 and "needs shards" in err and len(err.splitlines()) == 1
