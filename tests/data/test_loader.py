@@ -1,3 +1,4 @@
+import gc
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -6,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from images import encoded, malformed, pixels
 
 from fortyfold.data import decode
+from fortyfold.data.buffers import Buffers
 from fortyfold.data.index import Index
 from fortyfold.data.places import Places
 from fortyfold.data.reader import Batch, Reader
@@ -128,6 +131,27 @@ def test_a_substitute_depends_on_neither_threads_nor_batch(damaged: Index) -> No
         images.append({int(s): image.tobytes() for b in epoch for s, image in zip(b.ids, b.images_nhwc, strict=True)})
     assert all(one == other for one, other in pairwise(images))
     assert len(images[0]) == 300
+
+
+def test_memory_is_used_again_but_never_while_a_part_of_it_is_held() -> None:
+    buffers = Buffers()
+    first = buffers((4, 10, 10, 3))
+    address = first.ctypes.data
+    first[:] = 7
+    part = torch.from_numpy(first[1:3]).permute(0, 3, 1, 2)
+    del first
+    second = buffers((4, 10, 10, 3))
+    second[:] = 9
+    assert second.ctypes.data != address
+    assert (part == 7).all()
+    del part
+    gc.collect()
+    third = buffers((4, 9, 10, 3))  # a little smaller fits as well
+    assert third.ctypes.data == address
+    del second, third
+    for size in range(1, 20):
+        buffers((1000 * size,))
+    assert len(buffers._free) <= 4
 
 
 def test_a_fault_of_the_disk_is_not_a_bad_image(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fortyfold.data import decode, turns
+from fortyfold.data.buffers import Buffers
 from fortyfold.data.decode import Boxes, Reasons, Sizes, StageSeconds
 from fortyfold.data.index import Index
 from fortyfold.data.order import Ids
@@ -53,7 +54,7 @@ class Reader:
     read_ahead: int = 0  # batches whose bytes are fetched before their turn
     upright: bool = False  # obey EXIF orientations
     interpolation: str = "bilinear"
-    allocate: Allocate = lambda shape: np.empty(shape, np.uint8)
+    allocate: Allocate = field(default_factory=Buffers)
     decode_crops: DecodeCrops = decode.decode_crops
 
     def stream(self, requests: Iterable[Request]) -> Generator[Batch, None, None]:

@@ -1,7 +1,7 @@
 """How fast a split is read on this machine: the loader as a training uses it, and what of that the decoder takes.
 
-The decoder alone (its calls, each with all threads) is the machine's own limit. What the loader needs beyond that is
-Python, which holds the interpreter's lock: order, crop boxes, paths, hand-over.
+The decoder alone (its calls, each with all threads) is the machine's own limit. Beside it there is Python, which holds
+the interpreter's lock: order, crop boxes, paths, hand-over.
 """
 
 import time
@@ -27,6 +27,9 @@ class Speed:
     num_images: int
     seconds: float
     decoder_seconds: float
+    python_seconds: float
+    """Processor time of Python, which holds the interpreter's lock: in the thread that makes batches, beside the
+    decoder's calls, and in the one that asks for them."""
     stages: StageSeconds
     """Of the decoder's threads, together."""
 
@@ -41,7 +44,7 @@ class Speed:
 
     @property
     def python_seconds_per_image(self) -> float:
-        return max(0.0, self.seconds - self.decoder_seconds) / self.num_images
+        return self.python_seconds / self.num_images
 
 
 class _Timed:
@@ -49,12 +52,17 @@ class _Timed:
 
     def __init__(self, decode_crops: DecodeCrops) -> None:
         self._decode_crops = decode_crops
+        self._left_at: float | None = None
         self.seconds = 0.0
+        self.python_seconds = 0.0  # of the thread that calls, between two calls
 
     def __call__(self, *arguments: Any) -> tuple[Reasons, StageSeconds]:
+        if self._left_at is not None:
+            self.python_seconds += time.thread_time() - self._left_at
         started = time.perf_counter()
         result = self._decode_crops(*arguments)
         self.seconds += time.perf_counter() - started
+        self._left_at = time.thread_time()
         return result
 
 
@@ -65,13 +73,15 @@ def measure(reader: Reader, requests: Iterator[Request], seconds: float) -> Spee
     with closing(replace(reader, decode_crops=timed).stream(requests)) as batches:
         for _ in range(_WARM_BATCHES):
             next(batches)
-        started, decoder_before = time.perf_counter(), timed.seconds
+        started, own_started = time.perf_counter(), time.thread_time()
+        decoder_before, python_before = timed.seconds, timed.python_seconds
         while time.perf_counter() - started < seconds:
             batch = next(batches)
             images += len(batch)
             stages += batch.seconds
-        taken = time.perf_counter() - started
-        return Speed(images, taken, timed.seconds - decoder_before, StageSeconds(*stages.tolist()))
+        taken, own = time.perf_counter() - started, time.thread_time() - own_started
+        python = timed.python_seconds - python_before + own
+        return Speed(images, taken, timed.seconds - decoder_before, python, StageSeconds(*stages.tolist()))
 
 
 def endless_crops(index: Index, global_batch: int, px: int, min_scale: float) -> Iterator[Request]:

@@ -29,7 +29,7 @@ from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import fsync_folder, write_atomically
 
 PLAN_NAME = "shards.plan"
-TILE_FROM_PIXELS = 160_000  # auto: smaller images are decoded whole about as fast (benchmarks/loader.py)
+TILE_FROM_PIXELS = 50_000  # auto: smaller images gain little (benchmarks/entropy.py)
 _STORAGE_SEED = 0x5EED
 _BLOCK = tarfile.BLOCKSIZE
 _SCRATCH = re.compile(r"\.\d{6}\.(part|rows)|\.(\.\d{6}\.rows|shards\.plan|shards\.index)\.[\w-]+")
