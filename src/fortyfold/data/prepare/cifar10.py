@@ -17,8 +17,8 @@ from PIL import Image
 
 from fortyfold.data.cores import available_cores
 from fortyfold.data.prepare.archive import Source, files
-from fortyfold.data.prepare.image_folder import Show, SplitFolder, Tally, check_exact, importing, num_files
-from fortyfold.data.prepare.origin import Origin, drop_download
+from fortyfold.data.prepare.image_folder import Show, SplitFolder, Tally, check_exact, num_files
+from fortyfold.data.prepare.origin import Origin, import_archive
 from fortyfold.data.prepare.plain_pickle import ByteArray, PickleRefused, load_plain
 from fortyfold.data.prepare.work import ordered, replace_file, require_space, settle
 from fortyfold.spec.errors import UserError
@@ -46,11 +46,8 @@ class Cifar10:
 
 def import_cifar10(folder: Path, origin: Origin, num_threads: int, show: Show) -> Tally | None:
     """Make `folder`/train and /val; None if they are there already."""
-    origin.check()
-    with importing(folder, "data import cifar10", origin.arguments()) as needed:
-        tally = _fill(folder, origin, num_threads or available_cores(), show) if needed else None
-    drop_download(folder)
-    return tally
+    threads = num_threads or available_cores()
+    return import_archive(folder, "data import cifar10", origin, lambda: _fill(folder, origin, threads, show))
 
 
 def _fill(folder: Path, origin: Origin, num_threads: int, show: Show) -> Tally:

@@ -13,11 +13,10 @@ from fortyfold.data.prepare.image_folder import (
     SplitFolder,
     Tally,
     check_exact,
-    importing,
     missing_files,
     unpacked_bytes,
 )
-from fortyfold.data.prepare.origin import Origin, drop_download
+from fortyfold.data.prepare.origin import Origin, import_archive
 from fortyfold.data.prepare.work import ordered, replace_file, require_space, settle
 from fortyfold.spec.errors import UserError
 
@@ -26,11 +25,8 @@ _IMAGE = re.compile(r"(?:.*/)?(0|[1-9]\d{0,2})/([\w-]+\.jpe?g)")
 
 def import_imagenetv2(folder: Path, origin: Origin, num_threads: int, show: Show) -> Tally | None:
     """Make `folder`/val; None if it is there already."""
-    origin.check()
-    with importing(folder, "data import imagenetv2", origin.arguments()) as needed:
-        tally = _fill(folder, origin, num_threads or available_cores(), show) if needed else None
-    drop_download(folder)
-    return tally
+    threads = num_threads or available_cores()
+    return import_archive(folder, "data import imagenetv2", origin, lambda: _fill(folder, origin, threads, show))
 
 
 def _fill(folder: Path, origin: Origin, num_threads: int, show: Show) -> Tally:

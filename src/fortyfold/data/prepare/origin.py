@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fortyfold.data.prepare.download import download, file_sha256
-from fortyfold.data.prepare.image_folder import DOWNLOADS, Show
+from fortyfold.data.prepare.image_folder import DOWNLOADS, Show, Tally, importing
 from fortyfold.spec.errors import UserError
 
 
@@ -43,6 +43,10 @@ class Origin:
         return self.archive
 
 
-def drop_download(folder: Path) -> None:
-    """Remove the archive once the data set is whole."""
+def import_archive(folder: Path, by: str, origin: Origin, fill: Callable[[], Tally]) -> Tally | None:
+    """`fill` the folder unless the command `by` did so before; None if it did. A downloaded archive goes at the end."""
+    origin.check()
+    with importing(folder, by, origin.arguments()) as needed:
+        tally = fill() if needed else None
     shutil.rmtree(folder / DOWNLOADS, ignore_errors=True)
+    return tally
