@@ -12,7 +12,7 @@ _TIMM_NAMES = {"sgd": "momentum", "nesterov": "nesterov", "adam": "adam", "adamw
 def build_optimizer(model: torch.nn.Module, spec: Optim) -> torch.optim.Optimizer:
     optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
         model,
-        opt=_TIMM_NAMES[spec.name],
+        opt=_TIMM_NAMES.get(spec.name, spec.name),
         lr=spec.lr,
         momentum=spec.momentum,
         weight_decay=spec.weight_decay,

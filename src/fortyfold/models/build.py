@@ -1,6 +1,7 @@
 """From the recipe's [model] to a network."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -17,13 +18,22 @@ def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
             f"model.name: timm {timm.__version__} has no {spec.name!r}{nearest(spec.name, timm.list_models())}"
         )
     try:
-        model: torch.nn.Module = timm.create_model(spec.name, num_classes=num_classes, **spec.arguments)
+        model: torch.nn.Module = timm.create_model(spec.name, num_classes=num_classes, **_arguments(spec))
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"model.arguments: {spec.name} does not take {spec.arguments}: {reason}") from None
+        raise UserError(f"model.arguments: {spec.name} does not take {_arguments(spec)}: {reason}") from None
     if spec.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def _arguments(spec: Model) -> dict[str, Any]:
+    """What timm gets: only what was asked for, since not every model takes every argument."""
+    rates = {"drop_rate": spec.drop_rate, "drop_path_rate": spec.drop_path_rate}
+    own = {key: rate for key, rate in rates.items() if rate} | (
+        {} if spec.zero_init_last is None else {"zero_init_last": spec.zero_init_last}
+    )
+    return {**spec.arguments, **own}
 
 
 def check_fits(model: torch.nn.Module, sizes: Iterable[int], rectangular: bool = False) -> None:

@@ -29,7 +29,15 @@ class Model(Section):
     name: str
     """Any model that timm knows by name. Its number of classes is the data's."""
     arguments: dict[str, Any] = {}
-    """Further arguments for timm's create_model, such as { zero_init_last = true }."""
+    """Further arguments for timm's create_model, such as { aa_layer = "blurpc" }."""
+    pretrained: str | None = None
+    """A .safetensors file with the first weights; `fortyfold weights convert` makes one from a .pth."""
+    zero_init_last: bool | None = None
+    """Start each residual block as the identity, its last scale at zero; default: timm's own choice for the model."""
+    drop_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the classifier's inputs that are dropped in training."""
+    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of residual branches that are dropped in training (stochastic depth), rising to this with the depth."""
     channels_last: bool = True
     """Keep activations in NHWC memory order: faster on a CPU, and what tensor cores want."""
 
@@ -95,9 +103,46 @@ class Data(Section):
         return self
 
 
+class Augment(Section):
+    policy: Literal["none", "rand", "trivial"] = "none"
+    """rand: RandAugment, rand_ops changes of one strength; trivial: TrivialAugment, one of any strength."""
+    rand_ops: Count = 2
+    """RandAugment: how many changes an image."""
+    rand_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """RandAugment: how strong they are, of 30."""
+    color_jitter: NonNegative | tuple[NonNegative, NonNegative, NonNegative, Annotated[float, Field(ge=0, le=0.5)]] = (
+        0.0
+    )
+    """Brightness, contrast and saturation change by up to this share; or four numbers, the last for the hue."""
+    erase: Fraction = 0.0
+    """Share of the images in which a random rectangle is erased."""
+    erase_fill: Literal["mean", "noise"] = "noise"
+    """What comes in its place: the data's mean colour, or random bytes."""
+    mixup: NonNegative = 0.0
+    """Blend pairs of images, by a share from Beta(mixup, mixup); 0: not."""
+    cutmix: NonNegative = 0.0
+    """Paste a rectangle of the pair's other image, its area from Beta(cutmix, cutmix); 0: not."""
+    mix_share: Fraction = 1.0
+    """How often mixup or cutmix is done at all."""
+    cutmix_share: Fraction = 0.5
+    """With both: how often it is cutmix."""
+    mix_each: Literal["batch", "pair", "image"] = "batch"
+    """What has a draw of its own: a step's whole batch, a pair, or each image."""
+    mix_epochs: Annotated[int, Field(ge=0)] | None = None
+    """Mix in the first so many epochs only; default: in all."""
+    repeats: Count = 1
+    """Repeated augmentation: an epoch takes 1/repeats of the images, each so often, cropped anew each time."""
+
+    @property
+    def mixes(self) -> bool:
+        return (self.mixup > 0 or self.cutmix > 0) and self.mix_share > 0
+
+
 class Optim(Section):
-    name: Literal["sgd", "nesterov", "adam", "adamw"] = "nesterov"
-    """sgd has plain momentum; nesterov looks ahead; adamw decouples the weight decay."""
+    name: str = "nesterov"
+    """Any of timm's, or accumadam, accumadamw. sgd has plain momentum; nesterov looks ahead."""
+    arguments: dict[str, Any] = {}
+    """Further arguments for the optimiser, such as { betas = [0.9, 0.95] }."""
     lr: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up; a phase's own `lr` wins."""
     lr_scaling: Literal["none", "linear"] = "none"
@@ -105,31 +150,81 @@ class Optim(Section):
     lr_reference_batch: Count = 256
     """The global batch for which the learning rates are written, when lr_scaling is linear."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """For sgd and nesterov; adam and adamw take timm's own betas."""
+    """For those that have one; betas and the like go to arguments."""
     weight_decay: NonNegative = 0.0
     """How strongly weights are pulled to zero."""
     decay_norm_and_bias: bool = False
     """Let weight decay reach normalisation layers and biases too."""
+    decay_by_name: dict[str, NonNegative] = {}
+    """Weight decay of the parameters whose name fits a pattern, such as { "head.*" = 0.01 }; the first fit holds."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Each layer's learning rate is so much of the next one's, as timm groups them: for fine-tuning."""
+    accum_iter: Count = 4
+    """accumadam, accumadamw: the moments take in the mean gradient of so many steps."""
+    clip_norm: Positive | None = None
+    """Scale gradients down when their norm, over all parameters, is larger."""
+    clip_value: Positive | None = None
+    """Cut each gradient's entries off at plus and minus this."""
+
+    @model_validator(mode="after")
+    def _clips_one_way(self) -> Self:
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("clip_norm and clip_value exclude each other; keep one")
+        return self
 
 
 class Loss(Section):
-    label_smoothing: Fraction = 0.0
+    name: Literal["cross_entropy", "bce"] = "cross_entropy"
+    """bce: each class is a yes-or-no question of its own (binary cross-entropy)."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target spread evenly over all classes."""
+    bce_threshold: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """bce: a target above this counts as a whole yes, any other as no."""
+    bce_sum_classes: bool = False
+    """bce: add up the classes' losses instead of taking their mean."""
+
+
+class Precision(Section):
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """What forward and backward compute in, where that is safe (autocast); weights stay fp32."""
+    loss_scale: Literal["dynamic"] | Positive = "dynamic"
+    """fp16: what the loss is multiplied by so that small gradients survive; dynamic finds the largest that fits."""
+    tf32: bool = False
+    """Let NVIDIA GPUs since Ampere round the inputs of fp32 products to 10 bits: much faster."""
+    compile: bool = False
+    """Compile the training step's forward and backward by torch.compile; without a compiler it goes without."""
+    deterministic: bool = False
+    """Only deterministic GPU kernels: a resumed run is bit for bit the same there too, but slower. (A CPU's are.)"""
+
+
+class Ema(Section):
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Keep a moving average of the weights beside them, with this decay a step, such as 0.9999; 0: none."""
+    warmup: bool = False
+    """Let the decay rise from 0 as 1 - (1 + step / warmup_gamma) ** -warmup_power."""
+    warmup_gamma: Positive = 1.0
+    """Slower with a larger one."""
+    warmup_power: Positive = 2 / 3
+    """2/3 reaches a decay of 0.999 after 32,000 steps, 3/4 after 10,000."""
 
 
 class Schedule(Section):
     name: str = "cosine"
-    """constant, cosine, linear or step: how the learning rate falls after the warm-up."""
+    """constant, cosine, linear, polynomial, step or one_cycle: how the learning rate falls after the warm-up."""
     warmup_epochs: NonNegative = 0.0
     """The learning rate rises in a straight line for so many epochs."""
     warmup_start: Fraction = 0.01
     """Where the warm-up starts, as a fraction of the learning rate."""
     final: Fraction = 0.0
-    """Where cosine and linear end, as a fraction of the learning rate."""
+    """Where all but constant and step end, as a fraction of the learning rate."""
     step_epochs: Count = 30
     """step: epochs (from the start of the run) between two falls."""
     step_factor: Fraction = 0.1
     """step: what the learning rate is multiplied by at each fall."""
+    power: Positive = 2.0
+    """polynomial: 1 is a straight line, 2 a parabola."""
+    peak: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """one_cycle: the share of the run after which the learning rate is highest; it starts from warmup_start."""
 
 
 class Phase(Section):
@@ -141,6 +236,8 @@ class Phase(Section):
     """Images a step over all ranks; default: the recipe's."""
     rank_batch: Count | None = None
     """Images a step on each rank, instead of global_batch."""
+    accumulate: Count | None = None
+    """Micro-batches that a rank's share of a step is cut into; default: the recipe's."""
     lr: LearningRate | None = None
     """A learning rate, or a line [from, to] over the phase's steps; wins over the schedule."""
     min_scale: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -171,6 +268,8 @@ class Evaluate(Section):
     """Side of the centre crop as a share of the shorter side (224 of 256: 0.875)."""
     rectangular: bool = False
     """Beside the centre crop, also evaluate in batches of like aspect ratio, each cropped to its own."""
+    flip: bool = False
+    """Beside the plain result, also that of the mean over each image and its mirror image."""
 
 
 class Checkpoint(Section):
@@ -183,12 +282,18 @@ class Checkpoint(Section):
     keep: Count = 2
     """How many of the newest checkpoints to keep."""
     best: bool = True
-    """Keep the checkpoint with the best top-1 as well."""
+    """Keep the checkpoint with the best top-1 (the EMA's, where there is one) as well."""
 
 
 class Log(Section):
     every_steps: Count = 50
-    """Without a terminal, print a line after so many steps."""
+    """Without a terminal, print a line after so many steps; sinks get the means of so many."""
+    sinks: tuple[str, ...] = ()
+    """Where else to report while training: csv, tensorboard, wandb. `fortyfold sink` does it afterwards, too."""
+    wandb_project: str = "fortyfold"
+    """wandb: the project that runs go to."""
+    wandb_offline: bool = False
+    """wandb: write to the run directory only; `wandb sync` sends it later."""
 
 
 class Recipe(Section):
@@ -202,14 +307,19 @@ class Recipe(Section):
     """Images a step, over all ranks."""
     rank_batch: Count | None = None
     """Images a step on each rank, instead of global_batch."""
+    accumulate: Count = 1
+    """Micro-batches that a rank's share of a step is cut into, one after another, to save memory."""
     min_scale: Annotated[float, Field(gt=0, le=1)] = 0.08
     """Smallest share of an image's area that a random crop takes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes the first weights, the order of the images and every random choice about them."""
     model: Model
     data: Data
+    augment: Augment = Augment()
     optim: Optim
     loss: Loss = Loss()
+    precision: Precision = Precision()
+    ema: Ema = Ema()
     schedule: Schedule = Schedule()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
@@ -242,6 +352,7 @@ class Recipe(Section):
             update={
                 "px": phase.px or self.px,
                 "min_scale": phase.min_scale or self.min_scale,
+                "accumulate": phase.accumulate or self.accumulate,
                 "rectangular": self.evaluate.rectangular if phase.rectangular is None else phase.rectangular,
                 "global_batch": phase.global_batch if own_batch else self.global_batch,
                 "rank_batch": phase.rank_batch if own_batch else self.rank_batch,

@@ -23,6 +23,7 @@ class Stretch:
     px: int
     global_batch: int
     min_scale: float
+    accumulate: int = 1
     lr: float | tuple[float, float] | None = None
     data_copy: int | str | None = None  # as the phase names it
     rectangular: bool = False
@@ -97,8 +98,22 @@ def build_timeline(recipe: Recipe, num_samples: int, world: World) -> Timeline:
                 'images and tail = "drop" leaves none; use a smaller batch, or tail = "keep"'
             )
         length = phase.epochs[1] - phase.epochs[0] if isinstance(phase.epochs, tuple) else phase.epochs
-        shape = (phase.px, global_batch, phase.min_scale, phase.lr, phase.data_copy, bool(phase.rectangular))
-        stretches.append(Stretch(number, epoch, length, step, steps, *shape))
+        stretches.append(
+            Stretch(
+                phase=number,
+                first_epoch=epoch,
+                num_epochs=length,
+                first_step=step,
+                steps_per_epoch=steps,
+                px=phase.px,
+                global_batch=global_batch,
+                min_scale=phase.min_scale,
+                accumulate=phase.accumulate or 1,
+                lr=phase.lr,
+                data_copy=phase.data_copy,
+                rectangular=bool(phase.rectangular),
+            )
+        )
         epoch += length
         step += length * steps
     return Timeline(tuple(stretches))
