@@ -25,6 +25,7 @@ from fortyfold.data.reader import Batch
 from fortyfold.data.requests import train_requests
 from fortyfold.engine.device import describe
 from fortyfold.engine.journal import Journal
+from fortyfold.engine.learner import Learner
 from fortyfold.engine.setup import Job, Training, open_job, set_up
 from fortyfold.engine.stop import StopFlag
 from fortyfold.engine.train import run_steps
@@ -47,10 +48,9 @@ def engine_seconds(t: Training, batches: list[Batch], num_steps: int) -> float:
     return time.perf_counter() - started
 
 
-def bare_seconds(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Data, batches: list[Batch], num_steps: int
-) -> float:
-    """A loop without anything around it."""
+def bare_seconds(learner: Learner, data: Data, batches: list[Batch], num_steps: int) -> float:
+    """A loop without anything around it, on the learner's model and optimiser."""
+    model, optimizer = learner.model, learner.optimizer
     device = next(model.parameters()).device
     mean = torch.tensor(data.mean, device=device).view(1, 3, 1, 1) * 255
     std = torch.tensor(data.std, device=device).view(1, 3, 1, 1) * 255
@@ -102,7 +102,7 @@ def main() -> None:
             seconds = [0.0, 0.0]
             for _ in range(TURNS):
                 seconds[0] += engine_seconds(ours, ready, arguments.steps // TURNS)
-                seconds[1] += bare_seconds(bare.model, bare.optimizer, data, ready, arguments.steps // TURNS)
+                seconds[1] += bare_seconds(bare.learner, data, ready, arguments.steps // TURNS)
             if number >= 0:  # the first round warms up
                 rates = [arguments.steps / taken for taken in seconds]
                 ratios.append(rates[0] / rates[1])

@@ -1,95 +1,141 @@
 """Guarantee 4: whole or not at all, verified, the previous one used when the newest is damaged."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from learners import make_learner, make_model, recipe, train_steps
 
 from fortyfold.engine import checkpoint
-from fortyfold.engine.checkpoint import MANIFEST, MODEL, TRAINING, Damaged
-from fortyfold.engine.optimizer import build_optimizer
+from fortyfold.engine.checkpoint import EMA, MANIFEST, MODEL, TRAINING, Damaged
+from fortyfold.engine.learner import Learner
 from fortyfold.engine.progress import Progress
-from fortyfold.spec.recipe import Optim
+from fortyfold.engine.state_tree import flatten, unflatten
+from fortyfold.models.timm_import import timm
+from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
 
 
-def make_model(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    layers = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3),
-        torch.nn.BatchNorm2d(8),
-        torch.nn.Dropout(0.3),
-        torch.nn.Flatten(),
-        torch.nn.Linear(288, 4),
-    )
-    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def train_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
-    for step in range(first, last):
-        images = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(step))
-        loss = model(images.to(memory_format=torch.channels_last)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def save(run_dir: RunDir, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+def save(run_dir: RunDir, step: int, learner: Learner) -> Path:
     name = run_dir.checkpoint(step, 1).name
-    return checkpoint.write(run_dir, checkpoint.take_snapshot(name, model, optimizer, Progress(step=step)))
+    return checkpoint.write(run_dir, checkpoint.take_snapshot(name, learner, Progress(step=step)))
+
+
+def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:
+    ema = learner.ema.module.state_dict() if learner.ema else {}
+    return learner.model.state_dict() | {f"ema.{key}": tensor for key, tensor in ema.items()}
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A run with two whole checkpoints, of steps 1 and 2."""
     run_dir = RunDir(tmp_path_factory.mktemp("pair"))
-    model = make_model()
-    optimizer = build_optimizer(model, Optim(lr=0.1))
+    learner = make_learner(recipe(ema={"decay": 0.9}))
     for step in (1, 2):
-        train_steps(model, optimizer, step - 1, step)
-        save(run_dir, step, model, optimizer)
+        train_steps(learner, step - 1, step)
+        save(run_dir, step, learner)
     return run_dir
 
 
-@pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw"])
-@pytest.mark.parametrize("saved_after", [0, 3])
-def test_going_on_from_a_checkpoint_is_going_on(tmp_path: Path, name: str, saved_after: int) -> None:
-    optim = Optim(name=name, lr=0.01, weight_decay=0.1)
-    run_dir = RunDir(tmp_path)
-    model = make_model()
-    optimizer = build_optimizer(model, optim)
-    train_steps(model, optimizer, 0, saved_after)
-    path = save(run_dir, saved_after, model, optimizer)
-    train_steps(model, optimizer, saved_after, 6)
+def check_going_on(folder: Path, spec: Recipe, saved_after: int) -> None:
+    """Three steps (or none), a checkpoint, another learner: the end is the same, bit for bit."""
+    learner = make_learner(spec)
+    train_steps(learner, 0, saved_after)
+    path = save(RunDir(folder), saved_after, learner)
+    train_steps(learner, saved_after, 6)
 
-    other = make_model(seed=1)
-    other_optimizer = build_optimizer(other, optim)
-    train_steps(other, other_optimizer, 0, 1)  # whatever was there before is gone
-    progress = checkpoint.restore(checkpoint.read(path), other, other_optimizer)
+    other = make_learner(spec, seed=1)
+    train_steps(other, 0, 1)  # whatever was there before is gone
+    progress = checkpoint.restore(checkpoint.read(path), other)
     assert progress.step == saved_after
-    train_steps(other, other_optimizer, saved_after, 6)
-    for key, tensor in model.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[key]), key
+    train_steps(other, saved_after, 6)
+    expected = tensors_of(learner)
+    assert not torch.equal(expected["0.weight"], make_learner(spec).model.state_dict()["0.weight"])
+    for key, tensor in tensors_of(other).items():
+        assert torch.equal(tensor, expected[key]), key
 
 
-def test_a_snapshot_shares_nothing_with_the_model(pair: RunDir) -> None:
-    model = make_model()
-    optimizer = build_optimizer(model, Optim(lr=0.1))
-    train_steps(model, optimizer, 0, 1)
+ELSEWHERE = {name for name in timm.optim.list_optimizers() if name.startswith(("bnb", "fused"))}  # want a GPU
+NAMES = {*timm.optim.list_optimizers(), "accumadam", "accumadamw", "lookahead_radam"} - ELSEWHERE - {"adahessian"}
+
+
+@pytest.mark.filterwarnings("ignore:It is highly recommended to have 'opt_einsum':UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_optimiser_goes_on_from_a_checkpoint_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
+    check_going_on(tmp_path, recipe(optim={"name": name, "lr": 0.01, "weight_decay": 0.1}), 3)
+
+
+@pytest.mark.parametrize("saved_after", [0, 3])
+def test_so_do_ema_and_loss_scaler(tmp_path: Path, saved_after: int) -> None:
+    check_going_on(tmp_path, recipe(ema={"decay": 0.9}, precision={"dtype": "fp16"}), saved_after)
+
+
+def test_a_snapshot_shares_nothing_with_the_learner(pair: RunDir) -> None:
+    learner = make_learner(recipe(ema={"decay": 0.9}))
+    train_steps(learner, 0, 1)
     progress = Progress(step=1, quarantined=[5])
-    snapshot = checkpoint.take_snapshot("x", model, optimizer, progress)
-    copies = {key: tensor.clone() for key, tensor in (snapshot.model | snapshot.training).items()}
-    train_steps(model, optimizer, 1, 3)
+    snapshot = checkpoint.take_snapshot("x", learner, progress)
+    assert snapshot.ema is not None
+    held = {**snapshot.model, **snapshot.training, **{f"ema.{key}": value for key, value in snapshot.ema.items()}}
+    copies = {key: tensor.clone() for key, tensor in held.items()}
+    train_steps(learner, 1, 3)
     progress.quarantined.append(6)
-    for key, tensor in (snapshot.model | snapshot.training).items():
+    for key, tensor in held.items():
         assert torch.equal(tensor, copies[key]), key
     assert snapshot.progress.quarantined == [5]
 
 
-@given(st.sampled_from([MODEL, TRAINING, MANIFEST]), st.integers(0, 10**9), st.integers(1, 255))
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.permutations(range(4)).map(lambda order: torch.arange(120.0).view(2, 3, 4, 5).permute(order)),
+    st.integers(-5, 5).map(torch.tensor),
+)  # fmt: skip
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.from_regex("[a-z0-9/.]{1,6}", fullmatch=True), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@given(TREES)
+def test_nested_state_survives_the_way_through_json(state: Any) -> None:
+    plain, tensors = flatten(state, "x")
+    again = unflatten(json.loads(json.dumps(plain)), {key: tensor.contiguous() for key, tensor in tensors.items()})
+    assert_alike(again, state)
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other) and one.stride() == other.stride() and one.dtype == other.dtype
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        assert_alike(list(one.values()), list(other.values()))
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b)
+    else:
+        assert one == other
+
+
+def test_what_no_checkpoint_can_hold_is_named() -> None:
+    with pytest.raises(TypeError, match="optim/state/w is a object"):
+        flatten({"state": {"w": object()}}, "optim")
+
+
+@given(st.sampled_from([MODEL, EMA, TRAINING, MANIFEST]), st.integers(0, 10**9), st.integers(1, 255))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_flipped_byte_anywhere_is_found_and_the_previous_one_used(
     pair: RunDir, file: str, position: int, mask: int
@@ -154,8 +200,8 @@ def test_only_names_of_checkpoints_count_and_by_their_numbers(tmp_path: Path) ->
 
 
 def test_another_format_is_passed_over(pair: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
-    with pytest.raises(Damaged, match="it has format 1; this fortyfold reads 2"):
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    with pytest.raises(Damaged, match="it has format 2; this fortyfold reads 3"):
         checkpoint.read(pair.checkpoints / checkpoint.names(pair)[0])
 
 
@@ -172,8 +218,7 @@ def test_pruning_keeps_the_newest_and_the_best_and_sweeps_up(tmp_path: Path) -> 
 
 def test_a_write_that_fails_leaves_nothing(pair: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = RunDir(tmp_path)
-    model = make_model()
-    optimizer = build_optimizer(model, Optim(lr=0.1))
+    learner = make_learner(recipe())
 
     def fail(path: Path, data: bytes) -> None:
         path.write_bytes(data[:100])
@@ -181,7 +226,7 @@ def test_a_write_that_fails_leaves_nothing(pair: RunDir, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(checkpoint, "_write_bytes", fail)
     with pytest.raises(OSError, match="No space"):
-        save(run_dir, 1, model, optimizer)
+        save(run_dir, 1, learner)
     assert list(run_dir.checkpoints.iterdir()) == []
 
 

@@ -13,58 +13,24 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from learners import make_batch, plain_model
 
 from fortyfold.data.reader import Batch
 from fortyfold.engine import checkpoint, device, saver
 from fortyfold.engine.checkpoint import Snapshot
 from fortyfold.engine.device import Feeder
-from fortyfold.engine.evaluate import evaluate
+from fortyfold.engine.evaluate import Networks, evaluate
 from fortyfold.engine.journal import Journal, NotFinite
-from fortyfold.engine.optimizer import build_optimizer
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.step import take_step, weighted_loss
 from fortyfold.engine.stop import StopFlag
 from fortyfold.models.build import build_model
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
-from fortyfold.spec.recipe import Checkpoint, Data, Model, Optim
+from fortyfold.spec.recipe import Checkpoint, Data, Model
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
 
 DATA = Data(root="x")
-
-
-def make_batch(num_images: int = 6, px: int = 8, seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-    images = rng.integers(0, 256, (num_images, px, px, 3), np.uint8)
-    return Batch(images, rng.integers(0, 3, num_images), np.ones(num_images, np.float32), np.arange(num_images))
-
-
-def small_model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 3))
-
-
-class TestOptimizer:
-    def test_weight_decay_is_kept_off_norms_and_biases(self) -> None:
-        model = build_model(Model(name="test_resnet"), 3)
-        for everywhere in (False, True):
-            optim = Optim(lr=0.1, weight_decay=0.01, decay_norm_and_bias=everywhere)
-            optimizer = build_optimizer(model, optim)
-            decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
-            for name, parameter in model.named_parameters():
-                assert (id(parameter) in decayed) == (everywhere or parameter.ndim > 1), name
-
-    def test_names_mean_what_they_say(self) -> None:
-        model = small_model()
-        kinds = {
-            name: build_optimizer(model, Optim(name=name, lr=0.1)) for name in ("sgd", "nesterov", "adam", "adamw")
-        }
-        assert isinstance(kinds["sgd"], torch.optim.SGD) and not kinds["sgd"].defaults["nesterov"]
-        assert isinstance(kinds["nesterov"], torch.optim.SGD) and kinds["nesterov"].defaults["nesterov"]
-        assert kinds["sgd"].defaults["momentum"] == 0.9
-        assert type(kinds["adam"]) is torch.optim.Adam
-        assert isinstance(kinds["adamw"], torch.optim.AdamW)
 
 
 class TestModel:
@@ -75,53 +41,6 @@ class TestModel:
     def test_a_wrong_argument_is_a_users_error(self) -> None:
         with pytest.raises(UserError, match=r"test_resnet does not take .'colour': 3.: .*colour"):
             build_model(Model(name="test_resnet", arguments={"colour": 3}), 3)
-
-
-class TestStep:
-    def test_the_loss_is_the_mean_and_an_unreadable_images_place_counts_nothing(self) -> None:
-        model, feed = small_model(), Feeder(torch.device("cpu"), DATA, True)
-        batch = make_batch()
-        whole = feed(batch)
-        expected = torch.nn.functional.cross_entropy(model(whole.images), whole.labels, label_smoothing=0.1)
-        torch.testing.assert_close(weighted_loss(model(whole.images), whole, 0.1), expected)
-
-        batch.weights[2] = 0
-        gradients = []
-        for pixel in (0, 255):
-            batch.images_nhwc[2] = pixel
-            model.zero_grad()
-            weighted_loss(model(feed(batch).images), feed(batch), 0.1).backward()
-            gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
-        for one, other in zip(*gradients, strict=True):
-            torch.testing.assert_close(one, other)
-
-    def test_a_step_moves_the_weights_down_the_loss(self) -> None:
-        model = small_model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        batch = Feeder(torch.device("cpu"), DATA, True)(make_batch())
-        losses = [take_step(batch, model, optimizer, 0.0).item() for _ in range(20)]
-        assert losses[-1] < losses[0] / 2
-
-    def test_nothing_in_a_step_waits_for_the_device(self) -> None:
-        """Every wait on CUDA is a read of a number: .item() and the like."""
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        reads: list[str] = []
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-                if "_local_scalar_dense" in str(func) or "nonzero" in str(func):
-                    reads.append(str(func))
-                return func(*args, **(kwargs or {}))
-
-        model = build_model(Model(name="test_resnet"), 3).train()
-        optimizer = build_optimizer(model, Optim(lr=0.1, weight_decay=0.1))
-        feed = Feeder(torch.device("cpu"), DATA, True)
-        with Watch():  # type: ignore[no-untyped-call]
-            take_step(feed(make_batch(px=32)), model, optimizer, 0.1)
-            assert reads == []
-            torch.ones(1).item()
-        assert len(reads) == 1  # the watch does see one
 
 
 class FakeStream:
@@ -214,7 +133,7 @@ class TestFeeder:
 class TestEvaluate:
     @pytest.mark.parametrize("batch_sizes", [[10], [3, 3, 4], [1] * 10])
     def test_each_readable_image_counts_once_however_they_are_cut(self, batch_sizes: list[int]) -> None:
-        model, feed = small_model(), Feeder(torch.device("cpu"), DATA, True)
+        model, feed = plain_model(), Feeder(torch.device("cpu"), DATA, True)
         whole = make_batch(10)
         whole.weights[4] = 0
         model.eval()
@@ -227,18 +146,37 @@ class TestEvaluate:
                   bad=[(4, "why")] if a <= 4 < b else [])
             for a, b in pairwise(starts)
         ]  # fmt: skip
-        result = evaluate(model, iter(parts), feed)
-        assert result is not None and model.training
+        scores = evaluate(Networks({"": model}), iter(parts), feed)
+        assert scores is not None and not model.training and list(scores) == [""]
+        result = scores[""]
         assert (result.num_images, result.unreadable) == (9, [(4, "why")])
         assert result.top1 == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
         assert result.top5 == 100  # three classes
         assert result.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
         assert str(result) == f"top-1 {result.top1:.1f} % (9 images, 1 unreadable left out)"
 
+    def test_averages_and_mirror_images_are_scored_apart(self) -> None:
+        model, average, feed = plain_model(), plain_model(1).eval(), Feeder(torch.device("cpu"), DATA, True)
+        batch = make_batch(10)
+        scores = evaluate(Networks({"": model, "ema_": average}), iter([batch]), feed, flip=True)
+        assert scores is not None and list(scores) == ["", "flip_", "ema_", "ema_flip_"]
+        assert model.training and not average.training
+        images, labels = feed(batch).images, torch.from_numpy(batch.labels)
+        for name, network in (("", model), ("ema_", average)):
+            logits = network(images)
+            loss = torch.nn.functional.cross_entropy(logits, labels).item()
+            assert scores[name].loss == pytest.approx(loss, rel=1e-5)
+            both = (logits + network(images.flip(3))) / 2
+            loss = torch.nn.functional.cross_entropy(both, labels).item()
+            assert scores[f"{name}flip_"].loss == pytest.approx(loss, rel=1e-5)
+
     def test_it_ends_early_when_asked_to_stop(self) -> None:
         stop = StopFlag()
         stop.signal = signal.SIGTERM
-        assert evaluate(small_model(), iter([make_batch()]), Feeder(torch.device("cpu"), DATA, True), stop) is None
+        assert (
+            evaluate(Networks({"": plain_model()}), iter([make_batch()]), Feeder(torch.device("cpu"), DATA, True), stop)
+            is None
+        )
 
 
 def snapshot(step: int) -> Snapshot:

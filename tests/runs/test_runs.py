@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kill_resume
 import numpy as np
@@ -18,9 +19,9 @@ from conftest import skip_or_fail, start
 from images import encoded, malformed, pixels
 
 import fortyfold.engine.evaluate as evaluation
-import fortyfold.engine.train as engine
-from fortyfold.engine import checkpoint, step
+from fortyfold.engine import checkpoint
 from fortyfold.engine.journal import Journal
+from fortyfold.engine.learner import Learner
 from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
@@ -49,7 +50,7 @@ def test_a_run_says_what_it_did_and_leaves_it_in_files(calm: RunDir) -> None:
     top1 = float(rows[-1].split(",")[4])
     assert f"top-1 {top1:.1f} % (50 images)" in out.splitlines()
     assert "epoch 3/3" in out
-    assert rows[0] == "epoch,step,train_loss,val_loss,top1,top5,num_images,px,lr,rect_top1,rect_top5,hours"
+    assert rows[0] == "epoch,step,train_loss,val_loss,top1,top5,num_images,px,lr,hours"
     assert [row.split(",")[:2] for row in rows[1:]] == [["1", "8"], ["2", "16"], ["3", "24"]]
     assert calm.dawnbench.read_text().splitlines()[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
     spec = calm.read_spec()
@@ -92,15 +93,15 @@ def test_three_kills_change_nothing(tmp_path: Path, tiny_data: Path) -> None:
 
 def stop_after(num_steps: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send this process a signal in the middle of the step after `num_steps`."""
-    take_step, calls = step.take_step, [0]
+    take_step, calls = Learner.step, [0]
 
-    def counting(*arguments: object) -> torch.Tensor:
+    def counting(*arguments: Any) -> torch.Tensor:
         calls[0] += 1
         if calls[0] == num_steps + 1:
             os.kill(os.getpid(), number)
-        return take_step(*arguments)  # type: ignore[arg-type]
+        return take_step(*arguments)
 
-    monkeypatch.setattr(engine, "take_step", counting)
+    monkeypatch.setattr(Learner, "step", counting)
 
 
 @pytest.mark.parametrize(

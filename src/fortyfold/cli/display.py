@@ -18,6 +18,13 @@ from fortyfold.spec.records import STEP_DTYPE, Records, StepReader
 from fortyfold.spec.run_dir import RunDir
 
 POLL_SECONDS = 0.5
+NAMED = {
+    "rect_": "rectangular",
+    "flip_": "with mirror image",
+    "ema_": "EMA",
+    "ema_rect_": "EMA rectangular",
+    "ema_flip_": "EMA with mirror image",
+}  # what is scored beside the network on centre crops
 WINDOW_STEPS = 50  # img/s and loss in the bar are means over so many steps
 
 
@@ -130,18 +137,27 @@ def describe(event: Event, num_epochs: int) -> str | None:
             return f"{skipped}going on from {event['checkpoint'] or 'the start'} (step {event['step']})"
         case "evaluated":
             left_out = f", {len(event['unreadable'])} unreadable left out" if event["unreadable"] else ""
-            rectangular = (
-                f"  rectangular top-1 {event['rect_top1']:.1f} %" if event.get("rect_top1") is not None else ""
-            )
             return (
                 f"epoch {event['epoch']}/{num_epochs}  "
                 f"top-1 {event['top1']:.1f} % ({event['num_images']} images{left_out})  "
                 f"top-5 {event['top5']:.1f} %  val loss {event['loss']:.3f}  "
-                f"train loss {event['train_loss']:.3f}{rectangular}"
+                f"train loss {event['train_loss']:.3f}{_further_scores(event)}"
+            )
+        case "noted":
+            return f"note: {event['message']}"
+        case "accumulating":
+            return (
+                f"out of memory in phase {event['phase']}, {event['global_batch']} images of {event['px']} px a step: "
+                f"going on in {event['accumulate']} micro-batches"
             )
         case "quarantined":
             return f"left out the unreadable {event['path']}: {event['reason']}"
     return None
+
+
+def _further_scores(event: Event) -> str:
+    there = [(words, event.get(f"{name}top1")) for name, words in NAMED.items()]
+    return "".join(f"  {words} top-1 {top1:.1f} %" for words, top1 in there if top1 is not None)
 
 
 def duration(seconds: float) -> str:

@@ -8,28 +8,29 @@ import typer
 from fortyfold.cli.bars import bar
 from fortyfold.cli.openmp import calm_openmp
 
-NAMED = 5  # unreadable images named on the terminal
+SHOWN = 5  # unreadable images named on the terminal
 
 
 def evaluate(
     target: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or one checkpoint of it.")],
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Other data: with val/, or class folders.")] = None,
     px: Annotated[int | None, typer.Option(min=8, max=4096, help="Side of the images; default: the recipe's.")] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="Also the mean over each image and its mirror image.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint, not the newest.")] = False,
 ) -> None:
     """Evaluate a trained model, each image counted exactly once."""
     calm_openmp()
+    from fortyfold.cli.display import NAMED
     from fortyfold.engine.scoring import open_scoring
 
     scoring = open_scoring(target, data, px, best)
     print(f"evaluating {scoring.checkpoint} on {scoring.index.folder} at {scoring.px} px", flush=True)
     with bar("evaluating") as report:
-        scores = scoring.run(report)
-    result = scores.centre
-    for sample, reason in result.unreadable[:NAMED]:
+        scores = scoring.run(report, flip)
+    result = scores[""]
+    for sample, reason in result.unreadable[:SHOWN]:
         print(f"unreadable: {scoring.index.relative_path(sample)}: {reason}")
-    if len(result.unreadable) > NAMED:
-        print(f"unreadable: {len(result.unreadable) - NAMED} more")
-    print(f"{result}  top-5 {result.top5:.1f} %  loss {result.loss:.4f}")
-    if (other := scores.rectangle) is not None:
-        print(f"rectangular: {other}  top-5 {other.top5:.1f} %  loss {other.loss:.4f}")
+    if len(result.unreadable) > SHOWN:
+        print(f"unreadable: {len(result.unreadable) - SHOWN} more")
+    for name, score in scores.items():
+        print(f"{NAMED[name] + ': ' if name else ''}{score}  top-5 {score.top5:.1f} %  loss {score.loss:.4f}")

@@ -26,6 +26,9 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate (optim.lr).")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default: runs/RECIPE.")] = None,
     set_: SetOption = None,
+    auto_accumulate: Annotated[
+        bool, typer.Option("--auto-accumulate", help="Out of memory: halve the micro-batch, keep the global batch.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
 ) -> int:
     """Train a recipe. The same command goes on after a stop or a kill.
@@ -54,7 +57,8 @@ def train(
     from fortyfold.engine.train import train as train_run
 
     with Display(run_dir, chosen.log.every_steps):
-        outcome = train_run(chosen, run_dir, stop, ["fortyfold", *sys.argv[1:]], staged)
+        command = ["fortyfold", *sys.argv[1:]]
+        outcome = train_run(chosen, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
     return _tell(run_dir, outcome)
 
 

@@ -18,6 +18,7 @@ from fortyfold.data import decode, turns
 from fortyfold.data.buffers import Buffers
 from fortyfold.data.decode import Boxes, Reasons, Sizes, StageSeconds
 from fortyfold.data.index import Index
+from fortyfold.data.mix import Mix
 from fortyfold.data.order import Ids
 from fortyfold.data.places import Places
 from fortyfold.data.requests import Request
@@ -40,6 +41,7 @@ class Batch:
     ids: Ids
     bad: list[tuple[int, str]] = field(default_factory=list)  # (sample id, reason)
     seconds: StageSeconds = field(default_factory=StageSeconds)
+    mix: Mix | None = None  # when images are mixed; the arrays may then have rows beyond the ids', as partners only
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -24,7 +24,7 @@ from fortyfold.spec.recipe_file import flatten, parse_recipe
 from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
 
-RUN_FORMAT = 2
+RUN_FORMAT = 3
 PACKAGES = ("fortyfold", "torch", "timm", "numpy", "pillow", "safetensors")
 
 

@@ -3,8 +3,9 @@
 A checkpoint is a folder `step-<steps done>-<attempt>`:
 
     model.safetensors      the network's state, by timm's own names
-    training.safetensors   optimiser state as optim/<parameter>/<name>, generator states as rng/<device>
-    manifest.json          progress, the optimiser's plain values, size and SHA-256 of the files, of itself too
+    ema.safetensors        the same of its moving average, where the recipe has one
+    training.safetensors   optimiser state as optim/state/<parameter>/<name>, generator states as rng/<device>
+    manifest.json          progress, the plain part of the rest, size and SHA-256 of the files, of itself too
 
 It is there whole or not at all. A torn or altered one is found by its checksums, named and passed over.
 Nothing is pickled, and files are verified and parsed from one read, never mapped: a mapped file that
@@ -24,16 +25,16 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from fortyfold.engine.learner import Learner
 from fortyfold.engine.progress import Progress
+from fortyfold.engine.state_tree import Tensors, flatten, unflatten
 from fortyfold.spec.run_dir import RunDir, fsync_folder
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-MODEL, TRAINING = "model.safetensors", "training.safetensors"
+MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
 _NAME = re.compile(r"step-(\d+)-(\d+)")
 _BESIDE, _DOOMED = ".writing-", ".removing-"
-
-Tensors = dict[str, torch.Tensor]
 
 
 class Damaged(Exception):
@@ -47,27 +48,35 @@ class Snapshot:
     name: str
     progress: Progress
     model: Tensors
+    ema: Tensors | None = None
     training: Tensors = field(default_factory=dict)
-    optimizer_values: dict[str, Any] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
+    """What is no tensor of the optimiser's and the loss scaler's state."""
 
 
-def take_snapshot(name: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> Snapshot:
+def take_snapshot(name: str, learner: Learner, progress: Progress) -> Snapshot:
     """Copy everything to host memory. The training loop stands still for this, and only for this."""
-    tensors, values = _optimizer_state(model, optimizer)
+    optimizer, tensors = flatten(_optimizer_state(learner), "optim")
     tensors |= {f"rng/{device}": state for device, state in _generator_states().items()}
     return Snapshot(
         name=name,
         progress=Progress.from_json(json.loads(json.dumps(progress.to_json()))),
-        model={key: _to_host(tensor) for key, tensor in model.state_dict().items()},
-        training={key: _to_host(tensor) for key, tensor in tensors.items()},
-        optimizer_values=values,
+        model=_to_host(learner.model.state_dict()),
+        ema=_to_host(learner.ema.module.state_dict()) if learner.ema else None,
+        training=_to_host(tensors),
+        plain={"optimizer": optimizer, "scaler": learner.scaler.state() if learner.scaler else None},
     )
 
 
-def restore(snapshot: Snapshot, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Put a snapshot's state into model, optimiser and generators; gives its progress."""
-    model.load_state_dict(snapshot.model)
-    _restore_optimizer(snapshot, model, optimizer)
+def restore(snapshot: Snapshot, learner: Learner) -> Progress:
+    """Put a snapshot's state into the learner and the generators; gives its progress."""
+    learner.model.load_state_dict(snapshot.model)
+    if learner.ema is not None:
+        assert snapshot.ema is not None
+        learner.ema.module.load_state_dict(snapshot.ema)
+    _restore_optimizer(learner, unflatten(snapshot.plain["optimizer"], snapshot.training))
+    if learner.scaler is not None:
+        learner.scaler.restore(snapshot.plain["scaler"])
     torch.set_rng_state(snapshot.training["rng/cpu"])
     if torch.cuda.is_available() and "rng/cuda" in snapshot.training:
         torch.cuda.set_rng_state(snapshot.training["rng/cuda"])
@@ -83,12 +92,13 @@ def write(run_dir: RunDir, snapshot: Snapshot) -> Path:
     try:
         files = {
             name: _write_tensors(beside / name, tensors)
-            for name, tensors in ((MODEL, snapshot.model), (TRAINING, snapshot.training))
+            for name, tensors in ((MODEL, snapshot.model), (EMA, snapshot.ema), (TRAINING, snapshot.training))
+            if tensors is not None
         }
         manifest = {
             "format": FORMAT,
             "progress": snapshot.progress.to_json(),
-            "optimizer": snapshot.optimizer_values,
+            "plain": snapshot.plain,
             "files": files,
         }
         _write_bytes(beside / MANIFEST, _manifest_bytes({**manifest, "sha256": _manifest_digest(manifest)}))
@@ -103,17 +113,18 @@ def write(run_dir: RunDir, snapshot: Snapshot) -> Path:
 
 
 def read(path: Path, *, training: bool = True) -> Snapshot:
-    """A verified checkpoint; raises Damaged. Without `training`, only the model is read."""
+    """A verified checkpoint; raises Damaged. Without `training`, only the networks are read."""
     manifest = _read_manifest(path)
     try:
-        wanted = (MODEL, TRAINING) if training else (MODEL,)
+        wanted = [name for name in manifest["files"] if training or name != TRAINING]
         tensors = {name: _read_tensors(path / name, manifest["files"][name]) for name in wanted}
         return Snapshot(
             name=path.name,
             progress=Progress.from_json(manifest["progress"]),
             model=tensors[MODEL],
+            ema=tensors.get(EMA),
             training=tensors.get(TRAINING, {}),
-            optimizer_values=manifest["optimizer"],
+            plain=manifest["plain"],
         )
     except (KeyError, TypeError) as error:
         raise Damaged(f"its manifest is of another kind ({error})") from None
@@ -163,8 +174,8 @@ def sweep(run_dir: RunDir) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _to_host(tensors: Tensors) -> Tensors:
+    return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
 
 
 def _generator_states() -> Tensors:
@@ -174,51 +185,26 @@ def _generator_states() -> Tensors:
     return states
 
 
-def _parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+def _parameter_names(learner: Learner) -> list[str]:
     """Names in the order in which the optimiser counts its parameters."""
-    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [name_of[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    name_of = {id(parameter): name for name, parameter in learner.model.named_parameters()}
+    return [name_of[id(parameter)] for group in learner.optimizer.param_groups for parameter in group["params"]]
 
 
-def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
-    names = _parameter_names(model, optimizer)
-    state = optimizer.state_dict()
-    tensors: Tensors = {}
-    plain: dict[str, Any] = {}
-    for index, entries in state["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optim/{names[index]}/{key}"] = value
-            else:
-                plain[f"{names[index]}/{key}"] = value
+def _optimizer_state(learner: Learner) -> dict[str, Any]:
+    """The optimiser's own state, with parameters by name and without their lists."""
+    names, state = _parameter_names(learner), learner.optimizer.state_dict()
+    by_name = {names[index]: values for index, values in state["state"].items()}
     groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
-    return tensors, json.loads(json.dumps({"plain": plain, "groups": groups}))
+    return {**state, "state": by_name, "param_groups": groups}
 
 
-def _restore_optimizer(snapshot: Snapshot, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    index_of = {name: index for index, name in enumerate(_parameter_names(model, optimizer))}
-    parameters = dict(model.named_parameters())
-    state: dict[int, dict[str, Any]] = {}
-    for path, tensor in snapshot.training.items():
-        if path.startswith("optim/"):
-            name, _, key = path.removeprefix("optim/").rpartition("/")
-            state.setdefault(index_of[name], {})[key] = _laid_out_like(parameters[name], tensor)
-    for path, value in snapshot.optimizer_values["plain"].items():
-        name, _, key = path.rpartition("/")
-        state.setdefault(index_of[name], {})[key] = value
-    current = optimizer.state_dict()["param_groups"]
-    groups = [
-        {**group, **{key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}}
-        for group, saved in zip(current, snapshot.optimizer_values["groups"], strict=True)
-    ]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _laid_out_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """In the parameter's memory order: vectorised kernels may round otherwise in another one."""
-    if tensor.shape != parameter.shape:
-        return tensor
-    return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)
+def _restore_optimizer(learner: Learner, state: dict[str, Any]) -> None:
+    index_of = {name: index for index, name in enumerate(_parameter_names(learner))}
+    lists = [group["params"] for group in learner.optimizer.state_dict()["param_groups"]]
+    groups = [{**saved, "params": params} for saved, params in zip(state["param_groups"], lists, strict=True)]
+    by_index = {index_of[name]: values for name, values in state["state"].items()}
+    learner.optimizer.load_state_dict({**state, "state": by_index, "param_groups": groups})
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fortyfold.data import dali_decode, decode
+from fortyfold.data import dali_decode, decode, order
 from fortyfold.data.cores import available_cores
 from fortyfold.data.disks import is_on_network
 from fortyfold.data.reader import Batch, Reader
+from fortyfold.engine.mixing import mix_images
 from fortyfold.spec.recipe import Data
 
 _FAR_READ_AHEAD = 4  # batches, on a network disk
@@ -21,8 +22,20 @@ _FAR_READ_AHEAD = 4  # batches, on a network disk
 @dataclass(frozen=True)
 class DeviceBatch:
     images: torch.Tensor  # float, normalised, NCHW (in NHWC memory order where the recipe says so)
-    labels: torch.Tensor
+    labels: torch.Tensor  # numbers; or, of an own data set, a row of shares an image
     weights: torch.Tensor
+    others: torch.Tensor | None = None  # of mixed images: the partner's label…
+    shares: torch.Tensor | None = None  # …and how much of an image is its own
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def cut(self, num_parts: int) -> Iterator["DeviceBatch"]:
+        """Micro-batches, whose sizes differ by at most one."""
+        for part in range(min(num_parts, len(self))):
+            rows = order.cut(len(self), part, min(num_parts, len(self)))
+            mixed = (tensor if tensor is None else tensor[rows] for tensor in (self.others, self.shares))
+            yield DeviceBatch(self.images[rows], self.labels[rows], self.weights[rows], *mixed)
 
 
 def choose_device() -> torch.device:
@@ -72,7 +85,7 @@ def _open_dali(num_threads: int, device: torch.device) -> dali_decode.DaliDecode
     return dali_decode.DaliDecoder(num_threads)
 
 
-Copied = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images, labels, weights
+Copied = list[torch.Tensor]  # images, labels, weights, and of a mix its partners, shares and boxes
 
 
 class Feeder:
@@ -109,19 +122,23 @@ class Feeder:
                 self._under_way.pop(id(batch), None)  # nobody came for it
 
     def __call__(self, batch: Batch) -> DeviceBatch:
-        images, labels, weights = self._arrived(batch) or self._copy(batch)
+        images, labels, weights, *mix = self._arrived(batch) or self._copy(batch)
         images = images.permute(0, 3, 1, 2).float()  # still NHWC in memory
         images = images.sub_(self._mean).mul_(self._scale)
         if not self._channels_last:
             images = images.contiguous()
-        return DeviceBatch(images, labels, weights)
+        if batch.mix is None:
+            return DeviceBatch(images, labels, weights)
+        partners, shares, boxes = mix
+        mixed = mix_images(images, partners, shares, boxes)
+        num_images = len(batch)  # the rows beyond were there as partners only
+        return DeviceBatch(mixed, labels[:num_images], weights[:num_images], labels[partners], shares)
 
     def _copy(self, batch: Batch) -> Copied:
-        images, labels, weights = (
-            torch.from_numpy(array).to(self._device, non_blocking=True)
-            for array in (batch.images_nhwc, batch.labels, batch.weights)
-        )
-        return images, labels, weights
+        arrays = [batch.images_nhwc, batch.labels, batch.weights]
+        if batch.mix is not None:
+            arrays += [batch.mix.partners, batch.mix.shares, batch.mix.boxes]
+        return [torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays]
 
     def _begin_copy(self, batch: Batch) -> None:
         assert self._copy_stream is not None

@@ -1,8 +1,13 @@
-"""Top-1, top-5 and loss over a set of images, each counted exactly once."""
+"""Top-1, top-5 and loss over a set of images, each counted exactly once.
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+Every result has a name, made of what was scored and how: "" is the network on centre crops; ema_ its moving
+average; flip_ the mean over an image and its mirror image; rect_ rectangles instead of squares.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -27,34 +32,37 @@ class Evaluation:
         return f"top-1 {self.top1:.1f} % ({self.num_images} images{beside})"
 
 
-def evaluate(
-    model: torch.nn.Module, batches: Iterator[Batch], feed: Feeder, stop: StopFlag | None = None
-) -> Evaluation | None:
-    """Evaluate `model` on `batches`; None when asked to stop before the end. The model is left in train mode."""
-    totals: torch.Tensor | None = None
-    unreadable: list[tuple[int, str]] = []
-    model.eval()
-    try:
-        with torch.inference_mode():
-            for batch in batches:
-                if stop is not None and stop.requested:
-                    return None
-                on_device = feed(batch)
-                counted = _count(model(on_device.images), on_device.labels, on_device.weights)
-                totals = counted if totals is None else totals + counted
-                unreadable += batch.bad
-    finally:
-        model.train()
-    assert totals is not None, "a split has at least one image"
-    correct1, correct5, loss, num_images = totals.tolist()  # the one wait for the device
-    share = 1 / max(num_images, 1)
-    return Evaluation(100 * correct1 * share, 100 * correct5 * share, loss * share, round(num_images), unreadable)
+Scores = dict[str, Evaluation]  # by name
 
 
 @dataclass(frozen=True)
-class Scores:
-    centre: Evaluation
-    rectangle: Evaluation | None
+class Networks:
+    """What is scored, by the name's first part ("" and perhaps "ema_"), and what it computes in."""
+
+    by_name: Mapping[str, torch.nn.Module]
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def evaluate(
+    networks: Networks, batches: Iterator[Batch], feed: Feeder, stop: StopFlag | None = None, flip: bool = False
+) -> Scores | None:
+    """Score the networks on `batches`; None when asked to stop before the end. They are left in their modes."""
+    totals: dict[str, torch.Tensor] = {}
+    unreadable: list[tuple[int, str]] = []
+    with _evaluating(networks), torch.inference_mode():
+        for batch in batches:
+            if stop is not None and stop.requested:
+                return None
+            on_device = feed(batch)
+            with networks.autocast():
+                answers = dict(_answers(networks, on_device.images, flip))
+            for name, logits in answers.items():
+                counted = _count(logits, on_device.labels, on_device.weights)
+                totals[name] = totals[name] + counted if name in totals else counted
+            unreadable += batch.bad
+    assert totals, "a split has at least one image"
+    sums = torch.stack(list(totals.values())).tolist()  # the one wait for the device
+    return {name: _evaluation(row, unreadable) for name, row in zip(totals, sums, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,12 @@ class Views:
     px: int
     crop_ratio: float
     rectangular: bool
+    flip: bool
     rank_batch: int
 
 
 def evaluate_split(
-    model: torch.nn.Module,
+    networks: Networks,
     reader: Reader,
     feed: Feeder,
     index: Index,
@@ -81,18 +90,39 @@ def evaluate_split(
     `report` hears how many images are done, of how many.
     """
     shape = views.px, views.crop_ratio, views.rank_batch
-    passes = [eval_requests(index, *shape)]
+    passes = {"": eval_requests(index, *shape)}
     if views.rectangular:
-        passes.append(rectangular_requests(index, reader.sizes(index), *shape))
-    results = []
-    for number, requests in enumerate(passes):
+        passes["rect_"] = rectangular_requests(index, reader.sizes(index), *shape)
+    scores: Scores = {}
+    for number, (kind, requests) in enumerate(passes.items()):
         with closing(reader.stream(requests)) as batches:
             watched = _reported(batches, number * len(index), len(passes) * len(index), report)
-            result = evaluate(model, feed.ahead(watched), feed, stop)
-        if result is None:
+            found = evaluate(networks, feed.ahead(watched), feed, stop, views.flip and not kind)
+        if found is None:
             return None
-        results.append(result)
-    return Scores(results[0], results[1] if views.rectangular else None)
+        scores |= {f"{name}{kind}": result for name, result in found.items()}
+    return scores
+
+
+@contextmanager
+def _evaluating(networks: Networks) -> Iterator[None]:
+    """Networks in evaluation mode; afterwards as they were."""
+    training = [network for network in networks.by_name.values() if network.training]
+    try:
+        for network in training:
+            network.eval()
+        yield
+    finally:
+        for network in training:
+            network.train()
+
+
+def _answers(networks: Networks, images: torch.Tensor, flip: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, network in networks.by_name.items():
+        logits = network(images).float()
+        yield name, logits
+        if flip:
+            yield f"{name}flip_", (logits + network(images.flip(3)).float()) / 2
 
 
 def _reported(
@@ -106,13 +136,19 @@ def _reported(
 
 
 def _count(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sums over a batch: right at first, right in five, loss, images."""
-    logits = logits.float()
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    """Sums over a batch: right at first, right in five, loss, images. Of soft labels the largest is the right one."""
+    right = labels.argmax(dim=1) if labels.is_floating_point() else labels
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == right[:, None]
     rows = [
         best[:, 0],
         best.any(dim=1),
         functional.cross_entropy(logits, labels, reduction="none"),
-        labels >= 0,
+        right >= 0,
     ]
     return torch.stack([torch.dot(row.double(), weights.double()) for row in rows])
+
+
+def _evaluation(sums: list[float], unreadable: list[tuple[int, str]]) -> Evaluation:
+    correct1, correct5, loss, num_images = sums
+    share = 1 / max(num_images, 1)
+    return Evaluation(100 * correct1 * share, 100 * correct5 * share, loss * share, round(num_images), unreadable)

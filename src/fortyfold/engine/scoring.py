@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from fortyfold.data.index import Index, with_classes
 from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import Feeder, choose_device, open_reader
-from fortyfold.engine.evaluate import Scores, Views, evaluate_split
+from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
+from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.setup import open_eval_copy
 from fortyfold.models.build import build_model, check_fits
 from fortyfold.spec.errors import UserError
@@ -26,21 +28,24 @@ class Scoring:
     recipe: Recipe
     index: Index
     px: int
-    model: torch.nn.Module
+    networks: Networks
     device: torch.device
 
-    def run(self, report: Callable[[int, int], None]) -> Scores:
-        """Evaluate; `report` hears how many images are done, of how many."""
+    def run(self, report: Callable[[int, int], None], flip: bool = False) -> Scores:
+        """Evaluate, with mirror images too if `flip` or the recipe wants that; `report` hears how many images are
+        done, of how many."""
         feed = Feeder(self.device, self.recipe.data, self.recipe.model.channels_last)
         phase = self.recipe.all_phases()[-1]
         views = Views(
             px=self.px,
             crop_ratio=self.recipe.evaluate.crop_ratio,
             rectangular=bool(phase.rectangular),
+            flip=flip or self.recipe.evaluate.flip,
             rank_batch=phase.global_batch or phase.rank_batch or 1,
         )
         reader = open_reader(self.recipe.data, self.device, [self.index.storage])
-        scores = evaluate_split(self.model, reader, feed, self.index, views, report=report)
+        with numerics(self.recipe.precision):
+            scores = evaluate_split(self.networks, reader, feed, self.index, views, report=report)
         assert scores is not None
         return scores
 
@@ -63,10 +68,14 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
         index = open_eval_copy(recipe, last.data_copy, chosen_px, index)
     index = with_classes(index, classes)
     device = choose_device()
-    model = build_model(recipe.model, len(classes))
-    model.load_state_dict(snapshot.model)
-    check_fits(model.to(device), [chosen_px], bool(recipe.all_phases()[-1].rectangular))
-    return Scoring(path, recipe, index, chosen_px, model, device)
+    networks = {}
+    for name, weights in (("", snapshot.model), ("ema_", snapshot.ema)):
+        if weights is not None:
+            networks[name] = build_model(recipe.model, len(classes)).to(device)
+            networks[name].load_state_dict(weights)
+    check_fits(networks[""], [chosen_px], bool(last.rectangular))
+    precise = Networks(networks, partial(autocast, recipe.precision, device))
+    return Scoring(path, recipe, index, chosen_px, precise, device)
 
 
 def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:

@@ -19,7 +19,8 @@ from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import Snapshot
 from fortyfold.engine.device import Feeder, choose_device, decoder_name, describe, open_reader
 from fortyfold.engine.journal import Journal
-from fortyfold.engine.optimizer import build_optimizer
+from fortyfold.engine.learner import Learner
+from fortyfold.engine.precision import try_compiler
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.saver import Saver
 from fortyfold.engine.stop import StopFlag
@@ -71,8 +72,7 @@ class Training:
     """A job under way: the parts that the loop works with."""
 
     job: Job
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    learner: Learner
     reader: Reader
     feed: Feeder
     progress: Progress
@@ -80,6 +80,7 @@ class Training:
     saver: Saver
     stop: StopFlag
     attempt: int
+    auto_accumulate: bool  # take a step that does not fit into memory again, in smaller pieces
     clock_started: float  # perf_counter at which progress.elapsed_seconds was right
 
     def clock(self) -> None:
@@ -126,23 +127,20 @@ def open_eval_copy(recipe: Recipe, named: int | str | None, px: int, val: Index)
     return open_copy(folder, choose_copy(copy_sides(folder), px, recipe.evaluate.crop_ratio, named), "val", val)
 
 
-def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: Snapshot | None) -> Training:
+def set_up(
+    job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: Snapshot | None, auto_accumulate: bool = False
+) -> Training:
     """Build everything, with the weights and the progress of `snapshot` if there is one."""
     started = time.perf_counter()
-    torch.manual_seed(job.recipe.seed)
-    model = build_model(job.recipe.model, job.num_classes).to(job.device).train()
-    optimizer = build_optimizer(model, job.recipe.optim)
-    progress = checkpoint.restore(snapshot, model, optimizer) if snapshot else Progress()
+    learner = _build_learner(job)
+    progress = checkpoint.restore(snapshot, learner) if snapshot else Progress()
     _forget_lost_best(job.run_dir, progress)
-    sizes = {stretch.px for stretch in job.timeline.stretches} | {
-        job.recipe.evaluate.px or job.timeline.stretches[-1].px
-    }
-    check_fits(model, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
+    if job.recipe.precision.compile:
+        _compile(learner, job, journal, progress.step)
     journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
     return Training(
         job=job,
-        model=model,
-        optimizer=optimizer,
+        learner=learner,
         reader=open_reader(job.recipe.data, job.device, [data.train.storage for data in job.phase_data]),
         feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
         progress=progress,
@@ -150,8 +148,26 @@ def set_up(job: Job, journal: Journal, stop: StopFlag, attempt: int, snapshot: S
         saver=Saver(job.run_dir, job.recipe.checkpoint, progress.step),
         stop=stop,
         attempt=attempt,
+        auto_accumulate=auto_accumulate,
         clock_started=started,
     )
+
+
+def _build_learner(job: Job) -> Learner:
+    torch.manual_seed(job.recipe.seed)
+    model = build_model(job.recipe.model, job.num_classes).to(job.device).train()
+    sizes = {stretch.px for stretch in job.timeline.stretches}
+    sizes.add(job.recipe.evaluate.px or job.timeline.stretches[-1].px)
+    check_fits(model, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
+    return Learner(model, job.recipe)
+
+
+def _compile(learner: Learner, job: Job, journal: Journal, step: int) -> None:
+    problem = try_compiler(job.device)
+    if problem is None:
+        learner.compile()
+    else:
+        journal.event("noted", step, message=f"torch.compile does not work here ({problem}); going on without it")
 
 
 def _forget_lost_best(run_dir: RunDir, progress: Progress) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,12 +17,13 @@ from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
 from fortyfold.engine.attempt import build_spec, check_run, open_attempt
-from fortyfold.engine.evaluate import Views, evaluate_split
+from fortyfold.engine.device import DeviceBatch
+from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
 from fortyfold.engine.journal import Journal, NotFinite
-from fortyfold.engine.optimizer import set_learning_rate
+from fortyfold.engine.memory import OutOfMemory, advice, is_out_of_memory, undone_when_full
+from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.setup import Training, note_start, open_job, set_up
-from fortyfold.engine.step import take_step
 from fortyfold.engine.stop import StopFlag
 from fortyfold.metrics.summary import write_summaries
 from fortyfold.schedules import build_schedule
@@ -29,6 +31,7 @@ from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.timeline import Stretch
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,18 @@ class Outcome:
 
 
 def train(
-    recipe: Recipe, run_dir: RunDir, stop: StopFlag, command: Sequence[str] = (), staged: Path | None = None
+    recipe: Recipe,
+    run_dir: RunDir,
+    stop: StopFlag,
+    command: Sequence[str] = (),
+    staged: Path | None = None,
+    *,
+    auto_accumulate: bool = False,
 ) -> Outcome:
     """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one.
 
-    `staged` is a copy of data.root (data/stage.py) to read instead.
+    `staged` is a copy of data.root (data/stage.py) to read instead. `auto_accumulate` cuts steps that do not fit into
+    memory into more micro-batches.
     """
     job = open_job(recipe, run_dir, staged)
     build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
@@ -64,7 +74,8 @@ def train(
             steps_done = snapshot.progress.step if snapshot else 0
             with closing(Journal(run_dir, attempt, steps_done)) as journal, journal.noting_failure():
                 note_start(job, journal, snapshot, passed_over, spec)
-                return _train(set_up(job, journal, stop, attempt, snapshot))
+                with numerics(recipe.precision):
+                    return _train(set_up(job, journal, stop, attempt, snapshot, auto_accumulate))
         except OSError as error:
             raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
 
@@ -80,8 +91,14 @@ def _train(t: Training) -> Outcome:
         except NotFinite as error:
             raise _not_finite(t, error) from None
         except (RuntimeError, ValueError, AssertionError) as error:
-            known = isinstance(error, UserError | RunFailed | torch.OutOfMemoryError)
-            if known or t.progress.step > first_step or first_step == t.job.timeline.num_steps:
+            if is_out_of_memory(error):
+                stretch = t.job.timeline.at(min(t.progress.step, t.job.timeline.num_steps - 1)).stretch
+                raise advice(stretch, t.job.recipe.model.name, _accumulate(t, stretch)) from error
+            if (
+                isinstance(error, UserError | RunFailed)
+                or t.progress.step > first_step
+                or first_step == t.job.timeline.num_steps
+            ):
                 raise
             raise _unfit(t, error) from error
 
@@ -106,11 +123,10 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         data_wait = time.perf_counter() - wait_from
         if batch.bad:
             _quarantine(t, batch)
-        lr = learning_rate(t.progress.step)
-        set_learning_rate(t.optimizer, lr)
-        loss = take_step(t.feed(batch), t.model, t.optimizer, recipe.loss.label_smoothing)
-
         position = timeline.at(t.progress.step)
+        lr = learning_rate(t.progress.step)
+        loss = _step(t, t.feed(batch), position.stretch, lr)
+
         now = time.perf_counter()
         t.journal.step(
             loss,
@@ -132,6 +148,25 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         _note_saved(t, t.saver.poll())
 
 
+def _step(t: Training, batch: DeviceBatch, stretch: Stretch, lr: float) -> torch.Tensor:
+    """Take a step, in as many pieces as memory wants."""
+    while True:
+        accumulate = _accumulate(t, stretch)
+        try:
+            with undone_when_full(t.learner, wanted=t.auto_accumulate):
+                return t.learner.step(batch, t.progress.step + 1, lr, accumulate)
+        except OutOfMemory:
+            if accumulate >= len(batch):
+                raise advice(stretch, t.job.recipe.model.name, accumulate) from None
+        t.progress.accumulate[str(stretch.phase)] = 2 * accumulate
+        t.journal.event("accumulating", t.progress.step, phase=stretch.phase, px=stretch.px,
+                        global_batch=stretch.global_batch, accumulate=2 * accumulate)  # fmt: skip
+
+
+def _accumulate(t: Training, stretch: Stretch) -> int:
+    return t.progress.accumulate.get(str(stretch.phase), stretch.accumulate)
+
+
 def _evaluation_due(t: Training) -> bool:
     """At the end of an epoch that the recipe names, or of the run, unless that was done before a restart."""
     step, every = t.progress.step, t.job.recipe.evaluate.every_epochs
@@ -150,26 +185,25 @@ def _evaluate(t: Training) -> None:
     assert index is not None
     px = job.recipe.evaluate.px or stretch.px
     started = time.perf_counter()
-    views = Views(px, job.recipe.evaluate.crop_ratio, stretch.rectangular, stretch.global_batch)
-    scores = evaluate_split(t.model, t.reader, t.feed, index, views, t.stop)
+    views = Views(px, job.recipe.evaluate.crop_ratio, stretch.rectangular, job.recipe.evaluate.flip,
+                  max(1, stretch.global_batch // stretch.accumulate))  # fmt: skip
+    networks = {"": t.learner.model} | ({"ema_": t.learner.ema.module} if t.learner.ema else {})
+    precise = Networks(networks, partial(autocast, job.recipe.precision, job.device))
+    scores = evaluate_split(precise, t.reader, t.feed, index, views, t.stop)
     if scores is None:
         return
-    result, rectangle = scores.centre, scores.rectangle
+    result = scores[""]
     t.clock()
     t.journal.event(
         "evaluated",
         progress.step,
         epoch=job.timeline.epochs_after(progress.step),
-        top1=result.top1,
-        top5=result.top5,
-        loss=result.loss,
+        **_named(scores),
         num_images=result.num_images,
-        rect_top1=rectangle and rectangle.top1,
-        rect_top5=rectangle and rectangle.top5,
         unreadable=[[index.relative_path(sample), reason] for sample, reason in result.unreadable],
         px=px,
         train_loss=t.journal.loss_sum / max(t.journal.images, 1),
-        lr=t.optimizer.param_groups[0]["lr"],
+        lr=build_schedule(job.recipe, job.timeline)(progress.step - 1),
         seconds=time.perf_counter() - started,
         elapsed_seconds=progress.elapsed_seconds,
     )
@@ -177,11 +211,20 @@ def _evaluate(t: Training) -> None:
     t.journal.reset_loss()
     t.saver.changed = True
     progress.evaluated_step, progress.top1 = progress.step, result.top1
-    if progress.best_top1 is None or result.top1 > progress.best_top1:
+    top1 = scores.get("ema_", result).top1
+    if progress.best_top1 is None or top1 > progress.best_top1:
         name = job.run_dir.checkpoint(progress.step, t.attempt).name
-        progress.best_top1, progress.best_checkpoint = result.top1, name if job.recipe.checkpoint.best else None
+        progress.best_top1, progress.best_checkpoint = top1, name if job.recipe.checkpoint.best else None
         if job.recipe.checkpoint.best:
             _save(t)
+
+
+def _named(scores: Scores) -> dict[str, float]:
+    return {
+        f"{name}{figure}": getattr(result, figure)
+        for name, result in scores.items()
+        for figure in ("top1", "top5", "loss")
+    }
 
 
 def _save(t: Training) -> None:
@@ -191,7 +234,7 @@ def _save(t: Training) -> None:
     t.clock()
     t.progress.epoch_loss_sum, t.progress.epoch_images = t.journal.loss_sum, t.journal.images
     name = t.job.run_dir.checkpoint(t.progress.step, t.attempt).name
-    t.saver.save(lambda: checkpoint.take_snapshot(name, t.model, t.optimizer, t.progress))
+    t.saver.save(lambda: checkpoint.take_snapshot(name, t.learner, t.progress))
 
 
 def _note_saved(t: Training, path: Path | None) -> None:

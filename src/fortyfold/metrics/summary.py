@@ -10,10 +10,10 @@ from typing import Any
 from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.run_dir import RunDir, write_atomically
 
-COLUMNS = (
-    "epoch", "step", "train_loss", "val_loss", "top1", "top5", "num_images", "px", "lr",
-    "rect_top1", "rect_top5", "hours",
-)  # fmt: skip
+COLUMNS = ("epoch", "step", "train_loss", "val_loss", "top1", "top5", "num_images", "px", "lr", "hours")
+FURTHER = tuple(
+    f"{name}{figure}" for name in ("rect_", "flip_", "ema_", "ema_rect_", "ema_flip_") for figure in ("top1", "top5")
+)  # what else the recipe had evaluated; columns only where there is something to say
 
 
 def evaluations(events: list[Event]) -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def evaluations(events: list[Event]) -> list[dict[str, Any]]:
     for event in events:
         if event["kind"] == "evaluated":
             row = {**event, "val_loss": event["loss"], "hours": event["elapsed_seconds"] / 3600}
-            rows[event["step"]] = {column: row.get(column) for column in COLUMNS}
+            rows[event["step"]] = {column: row.get(column) for column in COLUMNS + FURTHER}
     return [rows[step] for step in sorted(rows)]
 
 
@@ -35,7 +35,8 @@ def write_summaries(run_dir: RunDir) -> None:
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    further = [column for column in FURTHER if any(row[column] is not None for row in rows)]
+    writer = csv.DictWriter(text, [*COLUMNS, *further], extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

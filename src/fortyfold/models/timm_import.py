@@ -30,6 +30,9 @@ def _import_torchvision() -> None:
 _import_torchvision()
 
 import timm  # noqa: E402
+import timm.data  # noqa: E402
+import timm.loss  # noqa: E402
 import timm.optim  # noqa: E402
+import timm.utils  # noqa: E402
 
 __all__ = ["timm"]

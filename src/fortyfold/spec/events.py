@@ -5,10 +5,13 @@ Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
     started      num_steps, num_epochs, train_images, val_images, classes, model, device, decoder, host, process,
                  versions, git_commit, command
     resumed      checkpoint; passed_over names those that were torn or altered, and why
-    evaluated    epoch, top1, top5 (per cent, of the centre crops), rect_top1, rect_top5 (of rectangles, or null),
-                 loss, num_images, unreadable, px, train_loss, lr, seconds,
+    evaluated    epoch, top1, top5 (per cent, of the centre crops), loss, and the same with rect_ (of rectangles),
+                 flip_ (of the mean with the mirror image), ema_ (of the moving average) before them, if wanted;
+                 num_images, unreadable, px, train_loss, lr, seconds,
                  elapsed_seconds (wall time of the run over all attempts, without work that a kill undid)
     saved        checkpoint, best
+    noted        message: for whoever reads along
+    accumulating phase, px, global_batch, accumulate: a step did not fit into memory, from now on in so many pieces
     quarantined  sample, path, reason: an unreadable training image
     diverged     loss, samples: the step whose loss was not finite, and what it was trained on
     stopped      reason, signal

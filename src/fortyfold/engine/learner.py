@@ -1,0 +1,69 @@
+"""What learns: the network and all that changes with it. Its whole state goes into a checkpoint."""
+
+from collections.abc import Callable
+
+import torch
+
+from fortyfold.engine.device import DeviceBatch
+from fortyfold.engine.ema import Ema
+from fortyfold.engine.loss import build_loss, weighted_mean
+from fortyfold.engine.optimizer import build_optimizer, set_learning_rate
+from fortyfold.engine.precision import Scaler, autocast
+from fortyfold.spec.recipe import Recipe
+
+
+class Learner:
+    """`model` has its first weights, and is on the device where it trains."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Recipe) -> None:
+        self._optim, self._precision = recipe.optim, recipe.precision
+        self._device = next(model.parameters()).device
+        self._criterion = build_loss(recipe.loss)
+        self._forward: Callable[[torch.Tensor], torch.Tensor] = model
+        self.model = model
+        self.optimizer = build_optimizer(model, recipe.optim)
+        self.scaler = Scaler(recipe.precision, self._device) if recipe.precision.dtype == "fp16" else None
+        self.ema = Ema(model, recipe.ema) if recipe.ema.decay else None
+
+    def compile(self) -> None:
+        """Compile the network for training, for each shape of a batch anew: a run that was resumed must not round
+        otherwise because it met the shapes in another order."""
+        self._forward = torch.compile(self.model, dynamic=False)
+
+    def step(self, batch: DeviceBatch, number: int, lr: float, accumulate: int = 1) -> torch.Tensor:
+        """Step `number` (from 1) of the run: forward, backward, update. Gives the loss, still on the device.
+
+        The batch is cut into `accumulate` micro-batches, one after another; their gradients add up to the batch's.
+        Only fp16 waits for the device here.
+        """
+        set_learning_rate(self.optimizer, lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self._device)
+        for micro_batch in batch.cut(accumulate):
+            loss += self._backward(micro_batch, len(batch))
+        self._update()
+        if self.ema is not None:
+            self.ema.update(number)
+        return loss
+
+    def _backward(self, batch: DeviceBatch, num_places: int) -> torch.Tensor:
+        with autocast(self._precision, self._device):
+            logits = self._forward(batch.images)
+        loss = weighted_mean(self._criterion(logits, batch), batch.weights, num_places)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.detach()
+
+    def _update(self) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale(self.optimizer)
+        self._clip()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+
+    def _clip(self) -> None:
+        if self._optim.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._optim.clip_norm)
+        if self._optim.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.model.parameters(), self._optim.clip_value)
