@@ -11,7 +11,7 @@ from fortyfold.data.order import Ids, hash_ids, mix
 
 Draws = NDArray[np.float64]
 
-CROP, FLIP, SUBSTITUTE = 1, 2, 3  # purposes: what a random number is drawn for
+CROP, FLIP, SUBSTITUTE, MIX, MIX_SHARE = 1, 2, 3, 4, 5  # purposes: what a random number is drawn for
 _TRIES = 10
 _MIN_RATIO, _MAX_RATIO = 3 / 4, 4 / 3
 

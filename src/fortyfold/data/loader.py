@@ -8,6 +8,7 @@ from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import BatchShape, Sampler, eval_requests, require_shards
 from fortyfold.data.splits import open_folder
 from fortyfold.spec.errors import UserError
+from fortyfold.spec.recipe import Augment
 from fortyfold.spec.timeline import num_batches
 from fortyfold.spec.world import World
 
@@ -49,6 +50,7 @@ class Loader:
         flip: bool = True,
         tail: str = "keep",
         shuffle: str = "global",
+        augment: Augment | None = None,
         rank: int = 0,
         world_size: int = 1,
         first_batch: int = 0,
@@ -66,7 +68,7 @@ class Loader:
         if not batches:
             raise UserError(f"{len(self._index)} images make no batch of {global_batch}, and tail = 'drop' drops them")
         shape = BatchShape(batches, global_batch, px, min_scale)
-        sampler = Sampler(seed, tail, flip, shuffle, world)
+        sampler = Sampler(seed, tail, flip, shuffle, world, augment)
         return self._reader.stream(
             sampler.request(self._index, epoch, batch, shape) for batch in range(first_batch, batches)
         )

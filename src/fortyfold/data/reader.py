@@ -33,15 +33,15 @@ DecodeCrops = Callable[
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's images on the host."""
+    """One step's images on the host; behind them, those that are there as partners of a mix only."""
 
     images_nhwc: NDArray[np.uint8]
     labels: NDArray[np.int64]
     weights: NDArray[np.float32]  # 1, or 0 for an unreadable image's place
-    ids: Ids
+    ids: Ids  # of the batch, without mere partners
     bad: list[tuple[int, str]] = field(default_factory=list)  # (sample id, reason)
     seconds: StageSeconds = field(default_factory=StageSeconds)
-    mix: Mix | None = None  # when images are mixed; the arrays may then have rows beyond the ids', as partners only
+    mix: Mix | None = None  # to be done on the device
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,8 +98,11 @@ class Reader:
         if reasons:
             weights[list(reasons)] = 0
             self._substitute(request, sorted(reasons), images)
-            bad = sorted((int(request.ids[row]), reason) for row, reason in reasons.items())
-        return Batch(images, request.index.labels[request.ids].astype(np.int64), weights, request.ids, bad, seconds)
+            own = ((row, reason) for row, reason in reasons.items() if row < request.num_own)
+            bad = sorted((int(request.ids[row]), reason) for row, reason in own)
+        labels = request.index.labels[request.ids].astype(np.int64)
+        mix = request.mix.sparing(weights == 0) if request.mix else None
+        return Batch(images, labels, weights, request.ids[: request.num_own], bad, seconds, mix)
 
     def _decode(
         self, samples: Ids, request: Request, rows: Ids, out: NDArray[np.uint8]

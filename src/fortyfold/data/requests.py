@@ -1,7 +1,7 @@
-"""What a batch shall hold: which samples, and how each is cropped once its size is known. Nothing is read here.
+"""What a batch shall hold: which samples, how each is cropped once its size is known, and how they are mixed.
 
-Guaranteed: order, crops and substitutes depend on (seed, epoch, sample id) only. The ranks' shares of a batch
-are cut from the same global batch, whatever their number.
+Nothing is read here. Guaranteed: order, crops, substitutes and mixing depend on (seed, epoch, sample id or step)
+only. The ranks' shares of a batch are cut from the same global batch, whatever their number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,11 @@ from fortyfold.data import augment, order
 from fortyfold.data.blocks import GROUP_IMAGES, block_sequence, mix_groups, stretches
 from fortyfold.data.decode import Boxes, Sizes
 from fortyfold.data.index import Index
+from fortyfold.data.mix import Mix, draw_mix
 from fortyfold.data.order import Ids
 from fortyfold.data.places import Places
 from fortyfold.spec.errors import UserError
+from fortyfold.spec.recipe import Augment
 from fortyfold.spec.timeline import Timeline
 from fortyfold.spec.world import World
 
@@ -29,13 +31,19 @@ class Request:
     """One batch of one rank."""
 
     index: Index
-    ids: Ids
+    ids: Ids  # of the rank's share; behind them, images that are there as partners of a mix only
     width: int
     height: int
     crops: Callable[[Ids, Sizes], Boxes]
     flips: NDArray[np.bool_]
     substitutes: NDArray[np.int64]  # a row a sample: the ids to try in its place
     fetch: Callable[[], Places]  # what is worth reading early
+    mix: Mix | None = None
+
+    @property
+    def num_own(self) -> int:
+        """Images of the rank's share."""
+        return len(self.ids) if self.mix is None else len(self.mix.partners)
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,16 @@ class Sampler:
     """Draws training batches. Any batch of any epoch can be asked for at once."""
 
     def __init__(
-        self, seed: int, tail: str = "keep", flip: bool = True, shuffle: str = "global", world: World | None = None
+        self,
+        seed: int,
+        tail: str = "keep",
+        flip: bool = True,
+        shuffle: str = "global",
+        world: World | None = None,
+        augment: Augment | None = None,
     ) -> None:
         self._seed, self._tail, self._flip, self._shuffle = seed, tail, flip, shuffle
-        self._world = world or World()
+        self._world, self._augment = world or World(), augment or Augment()
         self._sequences: dict[int, tuple[Ids, Ids]] = {}  # of the last epochs: as read, as used
 
     def ids(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Ids:
@@ -73,7 +87,8 @@ class Sampler:
         """This rank's share of a batch."""
         sequence, used = self._epoch(index, epoch)
         ids = self._cut(used, batch, shape)
-        ids = ids[order.cut(len(ids), self._world.rank, self._world.size)]
+        own = order.cut(len(ids), self._world.rank, self._world.size)
+        mix, ids = self._mix(ids, own, epoch, batch, shape)
         draws = augment.uniforms(ids, self._seed, epoch, augment.SUBSTITUTE, _SUBSTITUTES)
         return Request(
             index=index,
@@ -84,7 +99,16 @@ class Sampler:
             flips=augment.flips(ids, self._seed, epoch) if self._flip else np.zeros(len(ids), bool),
             substitutes=(draws * len(index)).astype(np.int64),
             fetch=lambda: self._fetched(index, sequence, batch, shape, ids),
+            mix=mix,
         )
+
+    def _mix(self, ids: Ids, own: slice, epoch: int, batch: int, shape: BatchShape) -> tuple[Mix | None, Ids]:
+        """The mix of the rank's share, and its samples with those that only the mix needs."""
+        last = self._augment.mix_epochs
+        if not self._augment.mixes or (last is not None and epoch >= last):
+            return None, ids[own]
+        drawn = draw_mix(self._augment, ids, own, shape.px, shape.px, self._seed, epoch, batch)
+        return (drawn[0], np.concatenate([ids[own], ids[drawn[1]]])) if drawn else (None, ids[own])
 
     def _cut(self, used: Ids, batch: int, shape: BatchShape) -> Ids:
         return order.batch_ids(used, batch, shape.num_batches, shape.global_batch, self._tail)

@@ -64,7 +64,7 @@ class Job:
     @property
     def sampler(self) -> Sampler:
         data = self.recipe.data
-        return Sampler(self.recipe.seed, data.tail, data.flip, data.shuffle)
+        return Sampler(self.recipe.seed, data.tail, data.flip, data.shuffle, augment=self.recipe.augment)
 
 
 @dataclass
