@@ -150,11 +150,16 @@ class RunDir:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")  # other hosts have the same numbers
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
     fsync_folder(path.parent)
 
 
