@@ -125,7 +125,7 @@ def test_the_command_draws_in_80_columns_and_writes_an_image(
     ("options", "line"),
     [
         ("--plot --explain", "--explain is about the TOML"),
-        ("--png nowhere/x.png", "cannot write nowhere/x.png: No such file or directory"),
+        ("--png nowhere/x.png", "nowhere/x.png: No such file or directory"),
         ("--png .", "is a directory"),
         ("--plot --images 0", "Invalid value for '--images'"),
         ("--plot --set schedule.name=cosin", "no schedule 'cosin'"),

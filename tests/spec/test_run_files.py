@@ -198,6 +198,6 @@ def test_an_unwritable_place_is_a_users_error(tmp_path: Path) -> None:
 
 def test_what_could_not_be_written_leaves_nothing_beside(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(IsADirectoryError, match=r"/folder'$"):
         write_atomically(tmp_path / "folder", b"data")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]

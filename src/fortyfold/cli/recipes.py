@@ -58,8 +58,5 @@ def _draw(recipe: Recipe, images: int | None, plot: bool, png: Path | None) -> N
     if png:
         from fortyfold.cli.course_png import draw_png
 
-        try:
-            write_atomically(png, draw_png(course))
-        except OSError as error:
-            raise UserError(f"cannot write {png}: {error.strerror}") from None
+        write_atomically(png, draw_png(course))
         print(f"wrote {png}")
