@@ -45,6 +45,7 @@ def finished_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_help_recipes_runs_version_and_data_need_no_torch(finished_run: Path, tiny_data: Path) -> None:
     commands: list[list[object]] = [
         ["--help"], ["train", "--help"], ["recipes"], ["recipes", "show", "smoke", "--explain"],
+        ["recipes", "show", "smoke", "--plot"],
         ["runs", finished_run.parent], ["version"], ["data", "index", tiny_data],
     ]  # fmt: skip
     for command in commands:

@@ -153,6 +153,20 @@ def test_the_resolved_text_is_the_same_recipe(tmp_path: Path, name: str) -> None
         assert load_recipe(write(tmp_path, to_toml(recipe, explain=explain))) == recipe
 
 
+def test_an_explained_recipe_names_every_key(tmp_path: Path) -> None:
+    text = MINIMAL.replace("epochs = 2", "") + "[[phases]]\nepochs = 1\n[[phases]]\nepochs = 2\nlr = [0.1, 0.4]\n"
+    recipe = load_recipe(write(tmp_path, text))
+    shown = to_toml(recipe, explain=True)
+    assert "when their norm, over all parameters, is larger.\n# clip_norm is not set\n" in shown
+    assert "\n# demo is not set\n" in shown
+    assert load_recipe(write(tmp_path, shown)) == recipe
+    for section in (Recipe, *(field.annotation for field in Recipe.model_fields.values())):
+        for key in getattr(section, "model_fields", {}):
+            assert re.search(rf"^(# {key} is not set|{key} = .*|\[\[?{key}\]\]?)$", shown, re.MULTILINE), key
+    assert shown.count("# data_copy is not set") == 1  # only the first of several entries is explained
+    assert "is not set" not in to_toml(recipe)
+
+
 @pytest.mark.parametrize("name", built_in_names())
 def test_the_head_says_command_hardware_hours_accuracy(name: str) -> None:
     from fortyfold.spec.recipe_file import read_text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fortyfold.spec import events, records
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.records import HEADER, STEP_DTYPE, StepReader, last_attempts, read_steps
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, write_atomically
 
 
 def make_records(steps: list[int], attempt: int) -> records.Records:
@@ -194,3 +194,10 @@ def test_an_unwritable_place_is_a_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot lock the run directory"), RunDir(tmp_path / "file" / "run").hold():
         pass
+
+
+def test_what_could_not_be_written_leaves_nothing_beside(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"/folder'$"):
+        write_atomically(tmp_path / "folder", b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -226,6 +226,12 @@ class Schedule(Section):
     peak: Annotated[float, Field(gt=0, lt=1)] = 0.3
     """one_cycle: the share of the run after which the learning rate is highest; it starts from warmup_start."""
 
+    @model_validator(mode="after")
+    def _rises_once(self) -> Self:
+        if self.name == "one_cycle" and self.warmup_epochs > 0:
+            raise ValueError("one_cycle has a rise of its own, up to peak of the run; set warmup_epochs to 0")
+        return self
+
 
 class Phase(Section):
     epochs: Count | tuple[int, int]

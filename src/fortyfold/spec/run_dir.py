@@ -148,13 +148,23 @@ class RunDir:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part."""
+    """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part.
+
+    When that fails nothing is left beside it, and the OSError names `path`.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")  # other hosts have the same numbers
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
     fsync_folder(path.parent)
 
 

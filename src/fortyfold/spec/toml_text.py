@@ -5,10 +5,14 @@ import textwrap
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 
 def to_toml(section: BaseModel, *, explain: bool = False) -> str:
-    """TOML for `section`; with `explain`, each key's documentation stands above it as a comment."""
+    """TOML for `section`; with `explain`, each key has its documentation above it, and those not set are comments.
+
+    Of several entries (phases) the first is explained.
+    """
     return "\n".join(_lines(section, "", explain)).strip() + "\n"
 
 
@@ -17,18 +21,22 @@ def _lines(section: BaseModel, prefix: str, explain: bool) -> list[str]:
     tables: list[str] = []
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
-        if value is None:
-            continue
         if isinstance(value, BaseModel):
             tables += ["", f"[{prefix}{key}]", *_lines(value, f"{prefix}{key}.", explain)]
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
-            for item in value:
-                tables += ["", f"[[{prefix}{key}]]", *_lines(item, f"{prefix}{key}.", explain)]
+            for number, item in enumerate(value):
+                tables += ["", f"[[{prefix}{key}]]", *_lines(item, f"{prefix}{key}.", explain and number == 0)]
         else:
-            if explain and field.description:
-                plain += textwrap.wrap(field.description, 100, initial_indent="# ", subsequent_indent="# ")
-            plain.append(f"{key} = {_value(value)}")
+            plain += _explanation(field) if explain else []
+            if value is not None:
+                plain.append(f"{key} = {_value(value)}")
+            elif explain:
+                plain.append(f"# {key} is not set")
     return plain + tables
+
+
+def _explanation(field: FieldInfo) -> list[str]:
+    return textwrap.wrap(field.description or "", 100, initial_indent="# ", subsequent_indent="# ")
 
 
 def _value(value: Any) -> str:
