@@ -46,6 +46,7 @@ def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
             "layout": [storage_digest(data.train) for data in job.phase_data] if _reads_blocks(job) else None,
             "classes": list(job.train_index.classes),
         },
+        "model": job.model_name,
         "decoder": decoder_name(job.recipe.data, job.device),
         "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
         "host": platform.node(),
@@ -96,8 +97,9 @@ def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any
         then, here = before["data"].get(what), now["data"].get(what)
         if then != here:
             differing.append(f"{name} {then} (now {here})")
-    if before["decoder"] != now["decoder"]:
-        differing.append(f"the decoder {before['decoder']} (now {now['decoder']})")
+    differing += [
+        f"the {what} {before[what]} (now {now[what]})" for what in ("model", "decoder") if before[what] != now[what]
+    ]
     if differing:
         more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
         raise UserError(

@@ -1,6 +1,7 @@
 """Evaluating a run that is there: which checkpoint, which images, which size."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from fortyfold.engine.device import Feeder, choose_device, open_reader
 from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.setup import open_eval_copy
-from fortyfold.models.build import build_model, check_fits
+from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import parse_recipe
@@ -50,8 +51,13 @@ class Scoring:
         return scores
 
 
-def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) -> Scoring:
-    """Load the model behind `target`, a run directory or one of its checkpoints, and the images to score."""
+def open_scoring(
+    target: Path, data: Path | Index | None, px: int | None, best: bool, own_model: torch.nn.Module | None = None
+) -> Scoring:
+    """Load the model behind `target`, a run directory or one of its checkpoints, and the images to score.
+
+    `own_model` is needed for a run that was trained with one.
+    """
     run_dir, path = _find_checkpoint(target, best)
     spec = run_dir.read_spec()
     recipe = parse_recipe(spec["recipe"], source=str(run_dir.spec))
@@ -63,7 +69,7 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
     last = recipe.all_phases()[-1]
     chosen_px = px or recipe.evaluate.px or last.px
     assert chosen_px is not None
-    index = open_folder(_eval_folder(data or _own_data(spec)))
+    index = data if isinstance(data, Index) else open_folder(_eval_folder(data or _own_data(spec)))
     if data is None:  # the run's own images: as it saw them, from a resized copy perhaps
         index = open_eval_copy(recipe, last.data_copy, chosen_px, index)
     index = with_classes(index, classes)
@@ -71,11 +77,25 @@ def open_scoring(target: Path, data: Path | None, px: int | None, best: bool) ->
     networks = {}
     for name, weights in (("", snapshot.model), ("ema_", snapshot.ema)):
         if weights is not None:
-            networks[name] = build_model(recipe.model, len(classes)).to(device)
+            networks[name] = _build(run_dir, recipe, len(classes), own_model).to(device)
             networks[name].load_state_dict(weights)
     check_fits(networks[""], [chosen_px], bool(last.rectangular))
     precise = Networks(networks, partial(autocast, recipe.precision, device))
     return Scoring(path, recipe, index, chosen_px, precise, device)
+
+
+def _build(run_dir: RunDir, recipe: Recipe, num_classes: int, own: torch.nn.Module | None) -> torch.nn.Module:
+    trained = run_dir.read_spec()["model"]
+    if own is not None:
+        if name_model(own) != trained:
+            raise UserError(f"{run_dir.path} was trained with {trained}, not with {name_model(own)}")
+        return prepare_model(deepcopy(own), recipe.model)
+    if trained != recipe.model.name:
+        raise UserError(
+            f"{run_dir.path} was trained with an own model, {trained}; evaluate it in Python: "
+            "fortyfold.evaluate(run, model=…)"
+        )
+    return build_model(recipe.model, num_classes)
 
 
 def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:

@@ -24,7 +24,8 @@ from fortyfold.engine.precision import try_compiler
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.saver import Saver
 from fortyfold.engine.stop import StopFlag
-from fortyfold.models.build import build_model, check_fits
+from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
+from fortyfold.models.pretrained import load_pretrained
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
@@ -42,6 +43,15 @@ class PhaseData:
 
 
 @dataclass(frozen=True)
+class Own:
+    """What a caller brought along, in place of what the recipe names."""
+
+    model: torch.nn.Module | None = None
+    train: Index | None = None
+    val: Index | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """What is to be trained, where, and on what: fixed before anything is built."""
 
@@ -52,6 +62,11 @@ class Job:
     phase_data: tuple[PhaseData, ...]
     run_dir: RunDir
     device: torch.device
+    own_model: torch.nn.Module | None = None
+
+    @property
+    def model_name(self) -> str:
+        return name_model(self.own_model) if self.own_model else self.recipe.model.name
 
     @property
     def num_classes(self) -> int:
@@ -90,19 +105,31 @@ class Training:
         self.clock_started = now
 
 
-def open_job(recipe: Recipe, run_dir: RunDir, staged: Path | None = None) -> Job:
+def open_job(recipe: Recipe, run_dir: RunDir, staged: Path | None = None, own: Own | None = None) -> Job:
     """Read the data's index and lay the recipe out on steps. `staged` is a copy of data.root to read instead."""
+    train, val = _open_data(recipe, staged, own or Own())
+    timeline = build_timeline(recipe, len(train), World())
+    phase_data = tuple(_open_phase(recipe, stretch, train, val) for stretch in timeline.stretches)
+    require_shards(recipe.data.shuffle, [data.train for data in phase_data])
+    labelled = with_classes(val, train.classes) if val else None
+    return Job(recipe, timeline, train, labelled, phase_data, run_dir, choose_device(), own.model if own else None)
+
+
+def _open_data(recipe: Recipe, staged: Path | None, own: Own) -> tuple[Index, Index | None]:
+    """The training images and, where the recipe evaluates, those for validation."""
+    evaluates = recipe.evaluate.every_epochs > 0
+    if own.train is not None:
+        if recipe.data.copies is not None:
+            raise UserError("data.copies are copies of data.root, not of an own data set; leave them out")
+        if evaluates and own.val is None:
+            raise UserError("evaluate.every_epochs wants validation images: give val_data, or set it to 0")
+        return own.train, own.val if evaluates else None
     root = Path(recipe.data.root)
 
     def open_index(split: str) -> Index:
         return open_staged(root, staged, split) if staged else open_split(root, split)
 
-    train, val = open_index("train"), open_index("val") if recipe.evaluate.every_epochs else None
-    timeline = build_timeline(recipe, len(train), World())
-    phase_data = tuple(_open_phase(recipe, stretch, train, val) for stretch in timeline.stretches)
-    require_shards(recipe.data.shuffle, [data.train for data in phase_data])
-    labelled = with_classes(val, train.classes) if val else None
-    return Job(recipe, timeline, train, labelled, phase_data, run_dir, choose_device())
+    return open_index("train"), open_index("val") if evaluates else None
 
 
 def _open_phase(recipe: Recipe, stretch: Stretch, train: Index, val: Index | None) -> PhaseData:
@@ -132,7 +159,7 @@ def set_up(
 ) -> Training:
     """Build everything, with the weights and the progress of `snapshot` if there is one."""
     started = time.perf_counter()
-    learner = _build_learner(job)
+    learner = _build_learner(job, journal, fresh=snapshot is None)
     progress = checkpoint.restore(snapshot, learner) if snapshot else Progress()
     _forget_lost_best(job.run_dir, progress)
     if job.recipe.precision.compile:
@@ -153,9 +180,15 @@ def set_up(
     )
 
 
-def _build_learner(job: Job) -> Learner:
+def _build_learner(job: Job, journal: Journal, fresh: bool) -> Learner:
+    """With first weights if `fresh`; a checkpoint's take their place otherwise."""
     torch.manual_seed(job.recipe.seed)
-    model = build_model(job.recipe.model, job.num_classes).to(job.device).train()
+    spec = job.recipe.model
+    model = prepare_model(job.own_model, spec) if job.own_model else build_model(spec, job.num_classes)
+    if fresh and spec.pretrained is not None:
+        for note in load_pretrained(model, spec.pretrained):
+            journal.event("noted", 0, message=note)
+    model = model.to(job.device).train()
     sizes = {stretch.px for stretch in job.timeline.stretches}
     sizes.add(job.recipe.evaluate.px or job.timeline.stretches[-1].px)
     check_fits(model, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
@@ -189,7 +222,7 @@ def note_start(
         train_images=len(job.train_index),
         val_images=len(job.val_index) if job.val_index else 0,
         classes=job.num_classes,
-        model=job.recipe.model.name,
+        model=job.model_name,
         device=describe(job.device),
         decoder=decoder_name(job.recipe.data, job.device),
         host=platform.node(),

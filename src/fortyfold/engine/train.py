@@ -23,7 +23,7 @@ from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.memory import OutOfMemory, advice, is_out_of_memory, undone_when_full
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.setup import Training, note_start, open_job, set_up
+from fortyfold.engine.setup import Own, Training, note_start, open_job, set_up
 from fortyfold.engine.stop import StopFlag
 from fortyfold.metrics.summary import write_summaries
 from fortyfold.schedules import build_schedule
@@ -51,14 +51,15 @@ def train(
     command: Sequence[str] = (),
     staged: Path | None = None,
     *,
+    own: Own | None = None,
     auto_accumulate: bool = False,
 ) -> Outcome:
     """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one.
 
-    `staged` is a copy of data.root (data/stage.py) to read instead. `auto_accumulate` cuts steps that do not fit into
-    memory into more micro-batches.
+    `staged` is a copy of data.root (data/stage.py) to read instead; `own` are the caller's own parts.
+    `auto_accumulate` cuts steps that do not fit into memory into more micro-batches.
     """
-    job = open_job(recipe, run_dir, staged)
+    job = open_job(recipe, run_dir, staged, own)
     build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
     with run_dir.hold():
         try:
@@ -93,7 +94,7 @@ def _train(t: Training) -> Outcome:
         except (RuntimeError, ValueError, AssertionError) as error:
             if is_out_of_memory(error):
                 stretch = t.job.timeline.at(min(t.progress.step, t.job.timeline.num_steps - 1)).stretch
-                raise advice(stretch, t.job.recipe.model.name, _accumulate(t, stretch)) from error
+                raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
             if (
                 isinstance(error, UserError | RunFailed)
                 or t.progress.step > first_step
@@ -157,7 +158,7 @@ def _step(t: Training, batch: DeviceBatch, stretch: Stretch, lr: float) -> torch
                 return t.learner.step(batch, t.progress.step + 1, lr, accumulate)
         except OutOfMemory:
             if accumulate >= len(batch):
-                raise advice(stretch, t.job.recipe.model.name, accumulate) from None
+                raise advice(stretch, t.job.model_name, accumulate) from None
         t.progress.accumulate[str(stretch.phase)] = 2 * accumulate
         t.journal.event("accumulating", t.progress.step, phase=stretch.phase, px=stretch.px,
                         global_batch=stretch.global_batch, accumulate=2 * accumulate)  # fmt: skip
@@ -287,7 +288,7 @@ def _note_finished(run_dir: RunDir, progress: Progress) -> None:
 
 def _unfit(t: Training, error: Exception) -> UserError:
     """Why not even one step could be taken: nearly always a model that does not fit the images or the batch."""
-    stretch, name = t.job.timeline.at(t.progress.step).stretch, t.job.recipe.model.name
+    stretch, name = t.job.timeline.at(t.progress.step).stretch, t.job.model_name
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return UserError(
         f"{name} cannot be trained with {stretch.global_batch} images of {stretch.px} px a step: {reason}; "

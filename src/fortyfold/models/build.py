@@ -1,5 +1,7 @@
 """From the recipe's [model] to a network."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +11,8 @@ from fortyfold.models.timm_import import timm
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.plugin import nearest
 from fortyfold.spec.recipe import Model
+
+_AA_LAYERS = {"avg": torch.nn.AvgPool2d, "blur": timm.layers.BlurPool2d}  # timm's ResNets take classes, TOML has none
 
 
 def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
@@ -22,9 +26,21 @@ def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"model.arguments: {spec.name} does not take {_arguments(spec)}: {reason}") from None
+    return prepare_model(model, spec)
+
+
+def prepare_model(model: torch.nn.Module, spec: Model) -> torch.nn.Module:
+    """The same network, in the memory order that the recipe wants."""
     if spec.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
+
+
+def name_model(model: torch.nn.Module) -> str:
+    """Tells own networks apart: their class, and a digest of their parameters' names and shapes."""
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:8]
+    return f"{type(model).__module__}.{type(model).__qualname__} {digest}"
 
 
 def _arguments(spec: Model) -> dict[str, Any]:
@@ -33,7 +49,9 @@ def _arguments(spec: Model) -> dict[str, Any]:
     own = {key: rate for key, rate in rates.items() if rate} | (
         {} if spec.zero_init_last is None else {"zero_init_last": spec.zero_init_last}
     )
-    return {**spec.arguments, **own}
+    aa_layer = spec.arguments.get("aa_layer")
+    classes = {"aa_layer": _AA_LAYERS[aa_layer]} if aa_layer in _AA_LAYERS else {}
+    return {**spec.arguments, **classes, **own}
 
 
 def check_fits(model: torch.nn.Module, sizes: Iterable[int], rectangular: bool = False) -> None:

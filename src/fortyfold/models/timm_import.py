@@ -31,6 +31,7 @@ _import_torchvision()
 
 import timm  # noqa: E402
 import timm.data  # noqa: E402
+import timm.layers  # noqa: E402
 import timm.loss  # noqa: E402
 import timm.optim  # noqa: E402
 import timm.utils  # noqa: E402

@@ -29,7 +29,7 @@ class Model(Section):
     name: str
     """Any model that timm knows by name. Its number of classes is the data's."""
     arguments: dict[str, Any] = {}
-    """Further arguments for timm's create_model, such as { aa_layer = "blurpc" }."""
+    """Further arguments for timm's create_model, such as { aa_layer = "blur" }."""
     pretrained: str | None = None
     """A .safetensors file with the first weights; `fortyfold weights convert` makes one from a .pth."""
     zero_init_last: bool | None = None

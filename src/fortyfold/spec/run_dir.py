@@ -25,7 +25,7 @@ from typing import Any
 
 from fortyfold.spec.errors import UserError
 
-SPEC_KEYS = {"format", "recipe", "data", "decoder"}
+SPEC_KEYS = {"format", "recipe", "data", "model", "decoder"}
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
 
 
