@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import skip_or_fail
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from learners import make_learner, make_model, recipe, train_steps
@@ -14,6 +15,7 @@ from learners import make_learner, make_model, recipe, train_steps
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import EMA, MANIFEST, MODEL, TRAINING, Damaged
 from fortyfold.engine.learner import Learner
+from fortyfold.engine.precision import try_compiler
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.state_tree import flatten, unflatten
 from fortyfold.models.timm_import import timm
@@ -45,11 +47,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def check_going_on(folder: Path, spec: Recipe, saved_after: int) -> None:
     """Three steps (or none), a checkpoint, another learner: the end is the same, bit for bit."""
     learner = make_learner(spec)
+    if spec.precision.compile:
+        learner.compile()
     train_steps(learner, 0, saved_after)
     path = save(RunDir(folder), saved_after, learner)
     train_steps(learner, saved_after, 6)
 
     other = make_learner(spec, seed=1)
+    if spec.precision.compile:
+        other.compile()
     train_steps(other, 0, 1)  # whatever was there before is gone
     progress = checkpoint.restore(checkpoint.read(path), other)
     assert progress.step == saved_after
@@ -74,6 +80,13 @@ def test_every_optimiser_goes_on_from_a_checkpoint_as_if_nothing_had_been(tmp_pa
 @pytest.mark.parametrize("saved_after", [0, 3])
 def test_so_do_ema_and_loss_scaler(tmp_path: Path, saved_after: int) -> None:
     check_going_on(tmp_path, recipe(ema={"decay": 0.9}, precision={"dtype": "fp16"}), saved_after)
+
+
+def test_so_does_a_compiled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    if (problem := try_compiler(torch.device("cpu"))) is not None:
+        skip_or_fail("compiler", problem)
+    check_going_on(tmp_path, recipe(precision={"compile": True}), 3)
 
 
 def test_a_snapshot_shares_nothing_with_the_learner(pair: RunDir) -> None:

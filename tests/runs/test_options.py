@@ -1,19 +1,29 @@
 """Whatever a recipe says: three steps, an abrupt end, the same command, three steps more = six steps, bit for bit."""
 
-from collections.abc import Iterator
+import csv
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from conftest import start
 
 from fortyfold.data.demo import DemoSpec, make_demo
 from fortyfold.engine import checkpoint
+from fortyfold.engine.device import DeviceBatch
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.stop import StopFlag
 from fortyfold.engine.train import train
+from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe_file import load_recipe
+from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
+
+Fortyfold = Callable[..., tuple[int, str, str]]
 
 SIX_STEPS = {
     "px": 32, "global_batch": 4, "epochs": 1, "evaluate.every_epochs": 0, "data.threads": 1,
@@ -127,3 +137,106 @@ def test_six_steps(
     run(tmp_path / "killed", few_images, changes)
     run(tmp_path / "calm", few_images, changes)
     assert last_files(tmp_path / "killed") == last_files(tmp_path / "calm")
+
+
+def test_without_a_compiler_it_goes_without(few_images: Path, tmp_path: Path) -> None:
+    changes = [f"--set={key}={value}" for key, value in SIX_STEPS.items() if key != "evaluate.every_epochs"]
+    process = start(
+        "train", "tiny", "--data", few_images, "--out", tmp_path / "run", *changes, "--set", "precision.compile=true",
+        env={**os.environ, "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert re.search(
+        r"^note: torch.compile does not work here \(.*compiler.*\); going on without it$", out, re.MULTILINE
+    )
+
+
+class TestOutOfMemory:
+    """A model that is full with more than three images at once."""
+
+    @pytest.fixture(autouse=True)
+    def small_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        forward = Learner._backward
+
+        def limited(self: Learner, batch: DeviceBatch, num_places: int) -> torch.Tensor:
+            loss = forward(self, batch, num_places)  # too late: statistics and gradients have changed
+            if len(batch) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return loss
+
+        monkeypatch.setattr(Learner, "_backward", limited)
+
+    def test_it_is_one_line_with_what_to_try(self, few_images: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
+        code, _, err = fortyfold("train", "tiny", "--data", few_images, "--out", tmp_path, "--set", "global_batch=12")
+        assert code == 1
+        assert err == (
+            "fortyfold: out of memory in phase 0: test_resnet with 12 images of 32 px a step, in 1 micro-batch a rank; "
+            "try --auto-accumulate, which goes on from the last checkpoint; or start anew with accumulate = 2, "
+            'precision.dtype = "bf16", or a smaller px\n'
+        )
+
+    def test_auto_accumulate_keeps_the_batch_and_is_kept(
+        self, few_images: Path, tmp_path: Path, fortyfold: Fortyfold
+    ) -> None:
+        """The result is that of a run that had accumulate = 4 from the start."""
+        common = ("train", "tiny", "--data", few_images, "--set", "global_batch=12", "--epochs", 2)
+        code, out, err = fortyfold(*common, "--out", tmp_path / "auto", "--auto-accumulate")
+        assert (code, err) == (0, "")
+        assert "out of memory in phase 0, 12 images of 32 px a step: going on in 2 micro-batches" in out
+        assert "going on in 4 micro-batches" in out
+        code, _, err = fortyfold(*common, "--out", tmp_path / "known", "--set", "accumulate=4")
+        assert (code, err) == (0, "")
+        assert last_files(tmp_path / "auto") == last_files(tmp_path / "known")
+        steps = read_steps(RunDir(tmp_path / "auto").steps())
+        assert steps["images"].tolist() == [12] * 4
+        snapshot, _ = checkpoint.read_newest(RunDir(tmp_path / "auto"))
+        assert snapshot is not None and snapshot.progress.accumulate == {"0": 4}
+
+    def test_when_one_image_is_too_much_it_ends(
+        self, few_images: Path, tmp_path: Path, fortyfold: Fortyfold, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: Learner, batch: DeviceBatch, num_places: int) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        monkeypatch.setattr(Learner, "_backward", full)
+        code, _, err = fortyfold("train", "tiny", "--data", few_images, "--out", tmp_path, "--auto-accumulate")
+        assert code == 1 and "out of memory in phase 0" in err and "Traceback" not in err
+
+
+def test_averages_and_mirror_images_are_in_events_table_and_terminal(
+    few_images: Path, tmp_path: Path, fortyfold: Fortyfold
+) -> None:
+    command = ("train", "tiny", "--data", few_images, "--out", tmp_path, "--set", "ema.decay=0.5", "--epochs", 2)
+    code, out, err = fortyfold(*command, "--set", "evaluate.flip=true", "--set", "evaluate.rectangular=true")
+    assert (code, err) == (0, "")
+    events = [event for event in read_events(RunDir(tmp_path).events()) if event["kind"] == "evaluated"]
+    names = ("", "flip_", "rect_", "ema_", "ema_flip_", "ema_rect_")
+    assert all(f"{name}top1" in events[-1] and f"{name}loss" in events[-1] for name in names)
+    assert events[-1]["ema_loss"] != events[-1]["loss"] != events[-1]["flip_loss"]
+    assert "  EMA top-1 " in out and "  EMA with mirror image top-1 " in out
+    rows = list(csv.DictReader(RunDir(tmp_path).summary.read_text().splitlines()))
+    assert float(rows[-1]["ema_flip_top1"]) == events[-1]["ema_flip_top1"]
+    code, out, err = fortyfold("evaluate", tmp_path)
+    assert (code, err) == (0, "")
+    loss = f"loss {events[-1]['ema_loss']:.4f}"
+    assert next(line for line in out.splitlines() if line.startswith("EMA: ")).endswith(loss)
+    snapshot, _ = checkpoint.read_newest(RunDir(tmp_path))
+    assert snapshot is not None
+    assert snapshot.progress.best_top1 == max(event["ema_top1"] for event in events)
+
+
+def test_first_weights_come_from_a_file(few_images: Path, tmp_path: Path, fortyfold: Fortyfold) -> None:
+    def train_on(name: str, *changes: str) -> tuple[int, str, str]:
+        sets = [argument for change in changes for argument in ("--set", change)]
+        return fortyfold("train", "tiny", "--data", few_images, "--epochs", 1, "--out", tmp_path / name, *sets)
+
+    assert train_on("first")[0] == 0
+    newest = RunDir(tmp_path / "first").checkpoints / checkpoint.names(RunDir(tmp_path / "first"))[0]
+    weights = newest / checkpoint.MODEL
+    code, _, err = train_on("second", f"model.pretrained={weights}", "schedule.warmup_epochs=0", "optim.lr=1e-30")
+    assert (code, err) == (0, "")
+    before, after = safetensors.torch.load(weights.read_bytes()), last_files(tmp_path / "second")[checkpoint.MODEL]
+    assert torch.equal(before["conv1.0.weight"], safetensors.torch.load(after)["conv1.0.weight"])
+    code, _, err = train_on("third", "model.pretrained=x.pth")
+    assert code == 2 and "fortyfold weights convert x.pth x.safetensors" in err
