@@ -46,7 +46,7 @@ def test_help_recipes_runs_version_and_data_need_no_torch(finished_run: Path, ti
     commands: list[list[object]] = [
         ["--help"], ["train", "--help"], ["recipes"], ["recipes", "show", "smoke", "--explain"],
         ["recipes", "show", "smoke", "--plot"],
-        ["runs", finished_run.parent], ["version"], ["data", "index", tiny_data],
+        ["runs", finished_run.parent], ["sink", finished_run, "csv"], ["version"], ["data", "index", tiny_data],
     ]  # fmt: skip
     for command in commands:
         subprocess.run([sys.executable, "-c", NO_TORCH, *map(str, command)], check=True, stdout=subprocess.DEVNULL)
@@ -167,6 +167,7 @@ def test_data_demo_and_index(tmp_path: Path, fortyfold: Fortyfold) -> None:
         ("data index nowhere", "no data folder nowhere"),
         ("evaluate nowhere", "nowhere is not a run: it has no run.json"),
         ("runs nowhere", "no folder nowhere"),
+        ("sink nowhere csv", "nowhere is not a run: it has no run.json"),
         ("runs .", "no runs in ."),
         ("recipes show smok", "no recipe 'smok'; did you mean smoke?"),
     ],

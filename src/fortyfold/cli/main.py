@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from fortyfold.cli import bench, data, evaluate, recipes, runs, train, version, weights
+from fortyfold.cli import bench, data, evaluate, recipes, runs, sink, train, version, weights
 from fortyfold.spec.errors import RunFailed, UserError
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(runs.runs)
+app.command()(sink.sink)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")

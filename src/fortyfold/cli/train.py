@@ -38,9 +38,11 @@ def train(
     from fortyfold.data import decode
     from fortyfold.engine.attempt import set_aside
     from fortyfold.engine.stop import StopFlag
+    from fortyfold.sinks import require_sinks
 
     stop = StopFlag().listen()  # before anything takes long
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
+    require_sinks(chosen.log.sinks)
     run_dir = RunDir(out or Path("runs") / chosen.name)
     try:
         staged = _prepare_data(chosen, stop)
@@ -53,13 +55,15 @@ def train(
         print(f"note: {text}")
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
     calm_openmp()
+    from fortyfold.cli.attach import attached
     from fortyfold.cli.display import Display
     from fortyfold.engine.train import train as train_run
 
-    with Display(run_dir, chosen.log.every_steps):
-        command = ["fortyfold", *sys.argv[1:]]
-        outcome = train_run(chosen, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
-    return _tell(run_dir, outcome)
+    command = ["fortyfold", *sys.argv[1:]]
+    with attached(run_dir, chosen.log.sinks, stop):
+        with Display(run_dir, chosen.log.every_steps):
+            outcome = train_run(chosen, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
+        return _tell(run_dir, outcome)
 
 
 class _Stop(Exception):

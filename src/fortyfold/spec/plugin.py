@@ -15,12 +15,17 @@ def names(package: str) -> list[str]:
     return sorted(info.name for info in pkgutil.iter_modules(module.__path__))
 
 
-def load(package: str, name: str) -> ModuleType:
-    """The module `name` of `package`; a wrong name is an error that lists the right ones."""
+def require(package: str, name: str) -> None:
+    """A wrong name is an error that lists the right ones; the module is not imported."""
     valid = names(package)
     if name not in valid:
         kind = package.rpartition(".")[2].removesuffix("s")
         raise UserError(f"no {kind} {name!r}; there are: {', '.join(valid)}{nearest(name, valid)}")
+
+
+def load(package: str, name: str) -> ModuleType:
+    """The module `name` of `package`; a wrong name is an error that lists the right ones."""
+    require(package, name)
     return importlib.import_module(f"{package}.{name}")
 
 

@@ -6,6 +6,8 @@
     checkpoints/step-000000420-0001/  model.safetensors, training.safetensors, manifest.json
     stopped.json                  why an unfinished run stopped; absent while it runs and when it crashed
     summary.csv, dawnbench.tsv    a row an evaluation
+    points.csv, tensorboard/, wandb/  what the sinks wrote, of those that were attached
+    sinks/csv.log, csv.lock       what a sink said when training started it; held by the process that writes it
     lock                          held (flock) by the process that trains; it dies with its holder
 
 A run is one such directory. Everything that concerns it is in there, and nothing in it is pickled.
@@ -52,6 +54,29 @@ class RunDir:
     @property
     def dawnbench(self) -> Path:
         return self.path / "dawnbench.tsv"
+
+    @property
+    def points_csv(self) -> Path:
+        return self.path / "points.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def wandb_id(self) -> Path:
+        """The run's name at Weights & Biases, so that it is resumed and not duplicated."""
+        return self.wandb / "fortyfold-id"
+
+    def sink_log(self, name: str) -> Path:
+        return self.path / "sinks" / f"{name}.log"
+
+    def sink_lock(self, name: str) -> Path:
+        return self.path / "sinks" / f"{name}.lock"
 
     @property
     def lock(self) -> Path:
