@@ -73,7 +73,7 @@ def test_a_classifier_for_other_classes_starts_fresh(tmp_path: Path, name: str, 
 def test_a_network_that_is_not_timms_has_no_classifier(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.safetensors", torch.nn.Linear(3, 9).state_dict())
     assert load_pretrained(torch.nn.Linear(3, 9), path) == []
-    with pytest.raises(UserError, match=r"of another shape: bias \(9, here 4\), weight \(9×3, here 4×3\)$"):
+    with pytest.raises(UserError, match=r"of another shape: weight \(9×3, here 4×3\), bias \(9, here 4\)$"):
         load_pretrained(torch.nn.Linear(3, 4), path)
 
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fortyfold.models.weights import convert
+from fortyfold.models.weights import convert, strip_prefixes
 from fortyfold.spec.errors import UserError
 
 Fortyfold = Callable[..., tuple[int, str, str]]
@@ -58,10 +58,9 @@ def test_the_usual_wrappings_are_understood(tmp_path: Path, content: object, opt
 
 
 def test_a_prefix_that_not_all_names_have_is_a_name() -> None:
-    from fortyfold.models.weights import strip_prefixes
-
     mixed = weights(prefix="module.") | {"head": torch.zeros(1)}
     assert strip_prefixes(mixed).keys() == mixed.keys()
+    assert strip_prefixes({"n_averaged": torch.tensor(5)}).keys() == {"n_averaged"}
 
 
 def test_dtypes_stay_and_tied_or_transposed_tensors_are_written_out(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_dtypes_stay_and_tied_or_transposed_tensors_are_written_out(tmp_path: Pa
         ({}, {}, r"in\.pth is no state dict: it is empty; no entry of it is one$"),
         ({"net": weights(), "epoch": 3}, {}, r"'net' \(dict\) is no named tensor; --key can name: net$"),
         ({"state_dict": {**weights(), "step": 3}}, {}, r"state_dict of .*in\.pth is no state dict: 'step' \(int\)"),
-        ({1: torch.zeros(1)}, {}, r"is no state dict: 1 \(Tensor\) is no named tensor"),
+        ({None: torch.zeros(1)}, {}, r"is no state dict: None \(Tensor\) is no named tensor"),
         (weights(), {"ema": True}, r"no weights under state_dict_ema or model_ema; no entry of it is one$"),
         ({"teacher": weights()}, {"key": "techer"}, r"under techer; --key can name: teacher; did you mean teacher\?$"),
         (weights(), {"key": "fc.bias"}, r"no weights under fc\.bias; no entry of it is one$"),

@@ -12,7 +12,7 @@ from typing import cast
 
 import typer
 
-from fortyfold.cli import bench, data, evaluate, recipes, runs, sink, train, version, weights
+from fortyfold.cli import bench, completion, data, evaluate, recipes, runs, sink, train, version, weights
 from fortyfold.spec.errors import RunFailed, UserError
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
@@ -23,11 +23,12 @@ _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
 app = typer.Typer(
     name="fortyfold",
     help="Train ImageNet-class models on a CPU, a workstation or a cluster, and see where the time went.",
-    add_completion=False,
+    add_completion=False,  # cli/completion.py has options that need no detection of the shell
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(completion.completion)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(runs.runs)

@@ -4,11 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
+from fortyfold.cli.completion import complete_key, complete_recipe
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe, parse_changes
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a path to a TOML file.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A built-in recipe's name, or a path to a TOML file.",
+        autocompletion=complete_recipe,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -16,6 +22,7 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Change any key of the recipe, e.g. --set phases.0.px=128. Repeatable.",
+        autocompletion=complete_key,
     ),
 ]
 

@@ -63,8 +63,8 @@ def _check(path: Path, given: Tensors, own: Tensors) -> None:
     """Refuse what does not fit, naming the first few."""
     wrong = {
         "missing": [name for name in own if name not in given and not name.endswith("num_batches_tracked")],
-        "unexpected": [name for name in given if name not in own],
-        "of another shape": [_difference(name, given, own) for name in given if _differs(name, given, own)],
+        "unexpected": sorted(name for name in given if name not in own),  # safetensors keeps no order
+        "of another shape": [_difference(name, given, own) for name in own if _differs(name, given, own)],
     }
     if any(wrong.values()):
         kinds = "; ".join(f"{kind}: {_some(names)}" for kind, names in wrong.items() if names)

@@ -60,7 +60,8 @@ def strip_prefixes(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _all_have(weights: Mapping[str, torch.Tensor], prefix: str) -> bool:
-    return all(name.startswith(prefix) for name in weights if name != _COUNTER)
+    names = weights.keys() - {_COUNTER}
+    return bool(names) and all(name.startswith(prefix) for name in names)
 
 
 def _load(source: Path) -> Any:
@@ -96,9 +97,9 @@ def _pick(loaded: Any, source: Path, wanted: tuple[str, ...]) -> tuple[str | Non
     if found is None and wanted:
         raise UserError(f"{source} has no weights under {' or '.join(wanted)}; {_entries(loaded, wanted[0])}")
     weights = loaded[found] if found else loaded
-    odd = next((name for name, value in weights.items() if not _is_named_tensor(name, value)), None)
-    if odd is not None or not weights:
-        what = f"{odd!r} ({type(weights[odd]).__name__}) is no named tensor" if weights else "it is empty"
+    odd = [name for name, value in weights.items() if not _is_named_tensor(name, value)]
+    if odd or not weights:
+        what = f"{odd[0]!r} ({type(weights[odd[0]]).__name__}) is no named tensor" if odd else "it is empty"
         place = f"{found} of {source}" if found else source
         raise UserError(f"{place} is no state dict: {what}; {_entries(loaded)}")
     return found, weights

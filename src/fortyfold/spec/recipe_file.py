@@ -113,6 +113,12 @@ def _leaves(value: Any, key: str) -> Iterable[tuple[str, Any]]:
         yield key, value
 
 
+def settable_keys() -> list[str]:
+    """Every key that --set may change, by its place in the Recipe; those of phases are counted from 0."""
+    keys = _all_keys(Recipe, "")
+    return [key.replace("phases.", "phases.0.") for key in keys if not any(k.startswith(f"{key}.") for k in keys)]
+
+
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
