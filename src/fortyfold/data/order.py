@@ -31,6 +31,11 @@ def hash_ids(ids: Ids, *parts: int) -> Hashes:
     return mix(mix(ids.astype(np.uint64)) + key)
 
 
+def random_words(hashes: Hashes, count: int) -> Hashes:
+    """A row of `count` random words for each hash."""
+    return mix(hashes[:, None] + np.arange(count, dtype=np.uint64)[None, :] * _GOLDEN)
+
+
 @lru_cache(maxsize=2)
 def permutation(num_samples: int, seed: int, epoch: int) -> Ids:
     """The samples in the order of an epoch, that of their hashes.

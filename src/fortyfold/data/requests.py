@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fortyfold.data import augment, order
 from fortyfold.data.blocks import GROUP_IMAGES, block_sequence, mix_groups, stretches
+from fortyfold.data.changes import Changes, Colour, draw_changes
 from fortyfold.data.decode import Boxes, Sizes
 from fortyfold.data.index import Index
 from fortyfold.data.mix import Mix, draw_mix
@@ -38,6 +39,7 @@ class Request:
     flips: NDArray[np.bool_]
     substitutes: NDArray[np.int64]  # a row a sample: the ids to try in its place
     fetch: Callable[[], Places]  # what is worth reading early
+    changes: Callable[[], Changes] | None = None  # what is done to the pixels after the crop
     mix: Mix | None = None
 
     @property
@@ -74,9 +76,10 @@ class Sampler:
         shuffle: str = "global",
         world: World | None = None,
         augment: Augment | None = None,
+        mean: Colour = (0.485, 0.456, 0.406),
     ) -> None:
         self._seed, self._tail, self._flip, self._shuffle = seed, tail, flip, shuffle
-        self._world, self._augment = world or World(), augment or Augment()
+        self._world, self._augment, self._mean = world or World(), augment or Augment(), mean
         self._sequences: dict[int, tuple[Ids, Ids]] = {}  # of the last epochs: as read, as used
 
     def ids(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Ids:
@@ -99,8 +102,12 @@ class Sampler:
             flips=augment.flips(ids, self._seed, epoch) if self._flip else np.zeros(len(ids), bool),
             substitutes=(draws * len(index)).astype(np.int64),
             fetch=lambda: self._fetched(index, sequence, batch, shape, ids),
+            changes=self._changes(ids, epoch, shape) if self._augment.changes_pixels else None,
             mix=mix,
         )
+
+    def _changes(self, ids: Ids, epoch: int, shape: BatchShape) -> Callable[[], Changes]:
+        return lambda: draw_changes(self._augment, self._mean, ids, shape.px, shape.px, self._seed, epoch)
 
     def _mix(self, ids: Ids, own: slice, epoch: int, batch: int, shape: BatchShape) -> tuple[Mix | None, Ids]:
         """The mix of the rank's share, and its samples with those that only the mix needs."""
