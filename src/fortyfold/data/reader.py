@@ -113,7 +113,7 @@ class Reader:
         """Files `samples`, cropped and mirrored as the request's `rows` want it, into `out`."""
         places = request.index.places(samples)
         sizes, upright, reasons = self._headers(request.index, samples, places)
-        boxes = turns.stored_boxes(request.crops(request.ids[rows], sizes), sizes, upright)
+        boxes = turns.stored_boxes(request.crops(request.keys[rows], sizes), sizes, upright)
         turned = upright ^ request.flips[rows].astype(np.uint8) * np.uint8(turns.MIRROR_COLUMNS)
         failed, seconds = self.decode_crops(places, boxes, turned, out, self.num_threads, self.interpolation)
         return failed | reasons, seconds
