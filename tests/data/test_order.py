@@ -15,7 +15,7 @@ seeds = st.integers(-(2**70), 2**70)
 def epoch_ids(num_samples: int, global_batch: int, seed: int, epoch: int, tail: str) -> list[list[int]]:
     count = num_batches(num_samples, global_batch, tail)
     used = order.permutation(num_samples, seed, epoch)
-    return [order.batch_ids(used, batch, count, global_batch, tail).tolist() for batch in range(count)]
+    return [order.batch_keys(used, batch, count, global_batch, tail).tolist() for batch in range(count)]
 
 
 @given(sizes, st.integers(1, 50), seeds, st.integers(0, 1000))
@@ -36,6 +36,21 @@ def test_a_dropped_tail_leaves_batches_of_one_size(n: int, size: int) -> None:
     used = [sample for batch in batches for sample in batch]
     assert [len(batch) for batch in batches] == [size] * (n // size)
     assert len(set(used)) == len(used)
+
+
+@given(sizes, st.integers(1, 50), st.integers(1, 5), st.sampled_from(["keep", "drop"]))
+def test_repeats_fill_the_same_batches_with_fewer_samples(n: int, size: int, repeats: int, tail: str) -> None:
+    count, used = num_batches(n, size, tail), order.permutation(n, 0, 0)
+    plain = [order.batch_keys(used, batch, count, size, tail) for batch in range(count)]
+    batches = [order.batch_keys(used, batch, count, size, tail, repeats) for batch in range(count)]
+    assert [len(keys) for keys in batches] == [len(keys) for keys in plain]
+    keys = [int(key) for batch in batches for key in batch]
+    places = range(len(keys))
+    assert sorted(keys) == sorted(int(used[place // repeats]) + place % repeats * n for place in places)
+    for batch in batches:
+        repeat = (batch // n).tolist()
+        assert repeat == sorted(repeat)
+        assert len(set(batch.tolist())) == len(batch)
 
 
 @given(st.integers(0, 200), st.integers(1, 20))

@@ -317,7 +317,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_samples(
     from fortyfold.data import order
 
     epoch, batch = divmod(diverged["step"], 8)
-    assert diverged["samples"] == order.batch_ids(order.permutation(250, 0, epoch), batch, 8, 32, "keep").tolist()
+    assert diverged["samples"] == order.batch_keys(order.permutation(250, 0, epoch), batch, 8, 32, "keep").tolist()
     assert "failed" in fortyfold("runs", tmp_path)[1]
     for name in checkpoint.names(RunDir(tmp_path / "run")):  # none of them holds what is not a number
         saved = checkpoint.read(RunDir(tmp_path / "run").checkpoints / name)

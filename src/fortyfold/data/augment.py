@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fortyfold.data.decode import Boxes, Sizes
-from fortyfold.data.order import Ids, hash_ids, mix
+from fortyfold.data.order import Ids, hash_ids, random_words
 
 Draws = NDArray[np.float64]
 
-CROP, FLIP, SUBSTITUTE, MIX, MIX_SHARE = 1, 2, 3, 4, 5  # purposes: what a random number is drawn for
+CROP, FLIP, SUBSTITUTE, MIX, MIX_SHARE, CHANGE, JITTER, ERASE, NOISE = range(1, 10)
+"""Purposes: what a random number is drawn for. (data/blocks.py has 11 and 12.)"""
 _TRIES = 10
 _MIN_RATIO, _MAX_RATIO = 3 / 4, 4 / 3
 
 
 def uniforms(ids: Ids, seed: int, epoch: int, purpose: int, count: int) -> Draws:
     """`count` numbers in [0, 1) for each id."""
-    keys = hash_ids(ids, seed, epoch, purpose)[:, None]
-    counters = np.arange(count, dtype=np.uint64)[None, :] * np.uint64(0x9E3779B97F4A7C15)
-    return (mix(keys + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    words = random_words(hash_ids(ids, seed, epoch, purpose), count)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def flips(ids: Ids, seed: int, epoch: int) -> NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from pathlib import Path
 
+from fortyfold.data.changes import Colour
 from fortyfold.data.cores import available_cores
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import BatchShape, Sampler, eval_requests, require_shards
@@ -51,6 +52,7 @@ class Loader:
         tail: str = "keep",
         shuffle: str = "global",
         augment: Augment | None = None,
+        mean: Colour = (0.485, 0.456, 0.406),
         rank: int = 0,
         world_size: int = 1,
         first_batch: int = 0,
@@ -68,7 +70,7 @@ class Loader:
         if not batches:
             raise UserError(f"{len(self._index)} images make no batch of {global_batch}, and tail = 'drop' drops them")
         shape = BatchShape(batches, global_batch, px, min_scale)
-        sampler = Sampler(seed, tail, flip, shuffle, world, augment)
+        sampler = Sampler(seed, tail, flip, shuffle, world, augment, mean)
         return self._reader.stream(
             sampler.request(self._index, epoch, batch, shape) for batch in range(first_batch, batches)
         )

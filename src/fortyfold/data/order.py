@@ -31,6 +31,11 @@ def hash_ids(ids: Ids, *parts: int) -> Hashes:
     return mix(mix(ids.astype(np.uint64)) + key)
 
 
+def random_words(hashes: Hashes, count: int) -> Hashes:
+    """A row of `count` random words for each hash."""
+    return mix(hashes[:, None] + np.arange(count, dtype=np.uint64)[None, :] * _GOLDEN)
+
+
 @lru_cache(maxsize=2)
 def permutation(num_samples: int, seed: int, epoch: int) -> Ids:
     """The samples in the order of an epoch, that of their hashes.
@@ -52,10 +57,21 @@ def cut(num_items: int, part: int, num_parts: int) -> slice:
     return slice(part * num_items // num_parts, (part + 1) * num_items // num_parts)
 
 
-def batch_ids(used: Ids, batch: int, num_batches: int, global_batch: int, tail: str) -> Ids:
-    """The samples of one global batch of an epoch that uses the samples in the order `used`."""
+def batch_keys(used: Ids, batch: int, num_batches: int, global_batch: int, tail: str, repeats: int = 1) -> Ids:
+    """The places of one global batch of an epoch that takes the samples in the order `used`, each `repeats` times.
+
+    A place is told by its key, id + repeat × number of samples, and all draws about it are made by that. Within the
+    batch first repeats come first, so that neighbours are different images. An epoch ends after as many places as
+    there are samples, whatever `repeats` is.
+    """
     num_used = num_batches * global_batch if tail == "drop" else len(used)
-    return used[:num_used][cut(num_used, batch, num_batches)]
+    part = cut(num_used, batch, num_batches)
+    if repeats == 1:
+        return used[part]
+    places = np.arange(part.start, part.stop)
+    places = places[np.argsort(places % repeats, kind="stable")]
+    keys: Ids = used[places // repeats] + places % repeats * len(used)
+    return keys
 
 
 def digest(ids: Ids) -> int:

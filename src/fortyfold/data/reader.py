@@ -20,6 +20,7 @@ from fortyfold.data.decode import Boxes, Reasons, Sizes, StageSeconds
 from fortyfold.data.index import Index
 from fortyfold.data.mix import Mix
 from fortyfold.data.order import Ids
+from fortyfold.data.pixels import change_pixels
 from fortyfold.data.places import Places
 from fortyfold.data.requests import Request
 
@@ -100,6 +101,8 @@ class Reader:
             self._substitute(request, sorted(reasons), images)
             own = ((row, reason) for row, reason in reasons.items() if row < request.num_own)
             bad = sorted((int(request.ids[row]), reason) for row, reason in own)
+        if request.changes is not None:
+            change_pixels(images, request.changes(), self.num_threads)
         labels = request.index.labels[request.ids].astype(np.int64)
         mix = request.mix.sparing(weights == 0) if request.mix else None
         return Batch(images, labels, weights, request.ids[: request.num_own], bad, seconds, mix)
@@ -110,7 +113,7 @@ class Reader:
         """Files `samples`, cropped and mirrored as the request's `rows` want it, into `out`."""
         places = request.index.places(samples)
         sizes, upright, reasons = self._headers(request.index, samples, places)
-        boxes = turns.stored_boxes(request.crops(request.ids[rows], sizes), sizes, upright)
+        boxes = turns.stored_boxes(request.crops(request.keys[rows], sizes), sizes, upright)
         turned = upright ^ request.flips[rows].astype(np.uint8) * np.uint8(turns.MIRROR_COLUMNS)
         failed, seconds = self.decode_crops(places, boxes, turned, out, self.num_threads, self.interpolation)
         return failed | reasons, seconds

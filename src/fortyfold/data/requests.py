@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fortyfold.data import augment, order
 from fortyfold.data.blocks import GROUP_IMAGES, block_sequence, mix_groups, stretches
+from fortyfold.data.changes import Changes, Colour, draw_changes
 from fortyfold.data.decode import Boxes, Sizes
 from fortyfold.data.index import Index
 from fortyfold.data.mix import Mix, draw_mix
@@ -32,12 +33,14 @@ class Request:
 
     index: Index
     ids: Ids  # of the rank's share; behind them, images that are there as partners of a mix only
+    keys: Ids  # by which all draws about them are made: the ids, or others where images are repeated
     width: int
     height: int
-    crops: Callable[[Ids, Sizes], Boxes]
+    crops: Callable[[Ids, Sizes], Boxes]  # by keys
     flips: NDArray[np.bool_]
     substitutes: NDArray[np.int64]  # a row a sample: the ids to try in its place
     fetch: Callable[[], Places]  # what is worth reading early
+    changes: Callable[[], Changes] | None = None  # what is done to the pixels after the crop
     mix: Mix | None = None
 
     @property
@@ -74,44 +77,53 @@ class Sampler:
         shuffle: str = "global",
         world: World | None = None,
         augment: Augment | None = None,
+        mean: Colour = (0.485, 0.456, 0.406),
     ) -> None:
         self._seed, self._tail, self._flip, self._shuffle = seed, tail, flip, shuffle
-        self._world, self._augment = world or World(), augment or Augment()
+        self._world, self._augment, self._mean = world or World(), augment or Augment(), mean
         self._sequences: dict[int, tuple[Ids, Ids]] = {}  # of the last epochs: as read, as used
 
     def ids(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Ids:
         """The samples of a global batch."""
-        return self._cut(self._epoch(index, epoch)[1], batch, shape)
+        return self._cut(self._epoch(index, epoch)[1], batch, shape) % len(index)
 
     def request(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Request:
         """This rank's share of a batch."""
         sequence, used = self._epoch(index, epoch)
-        ids = self._cut(used, batch, shape)
-        own = order.cut(len(ids), self._world.rank, self._world.size)
-        mix, ids = self._mix(ids, own, epoch, batch, shape)
-        draws = augment.uniforms(ids, self._seed, epoch, augment.SUBSTITUTE, _SUBSTITUTES)
+        keys = self._cut(used, batch, shape)
+        own = order.cut(len(keys), self._world.rank, self._world.size)
+        mix, keys = self._mix(keys, own, epoch, batch, shape)
+        ids = keys % len(index)
+        draws = augment.uniforms(keys, self._seed, epoch, augment.SUBSTITUTE, _SUBSTITUTES)
         return Request(
             index=index,
             ids=ids,
+            keys=keys,
             width=shape.px,
             height=shape.px,
-            crops=lambda ids, sizes: augment.random_crops(ids, sizes, self._seed, epoch, shape.min_scale),
-            flips=augment.flips(ids, self._seed, epoch) if self._flip else np.zeros(len(ids), bool),
+            crops=lambda keys, sizes: augment.random_crops(keys, sizes, self._seed, epoch, shape.min_scale),
+            flips=augment.flips(keys, self._seed, epoch) if self._flip else np.zeros(len(keys), bool),
             substitutes=(draws * len(index)).astype(np.int64),
             fetch=lambda: self._fetched(index, sequence, batch, shape, ids),
+            changes=self._changes(keys, epoch, shape) if self._augment.changes_pixels else None,
             mix=mix,
         )
 
-    def _mix(self, ids: Ids, own: slice, epoch: int, batch: int, shape: BatchShape) -> tuple[Mix | None, Ids]:
-        """The mix of the rank's share, and its samples with those that only the mix needs."""
+    def _changes(self, keys: Ids, epoch: int, shape: BatchShape) -> Callable[[], Changes]:
+        return lambda: draw_changes(self._augment, self._mean, keys, shape.px, shape.px, self._seed, epoch)
+
+    def _mix(self, keys: Ids, own: slice, epoch: int, batch: int, shape: BatchShape) -> tuple[Mix | None, Ids]:
+        """The mix of the rank's share, and its keys with those that only the mix needs."""
         last = self._augment.mix_epochs
         if not self._augment.mixes or (last is not None and epoch >= last):
-            return None, ids[own]
-        drawn = draw_mix(self._augment, ids, own, shape.px, shape.px, self._seed, epoch, batch)
-        return (drawn[0], np.concatenate([ids[own], ids[drawn[1]]])) if drawn else (None, ids[own])
+            return None, keys[own]
+        drawn = draw_mix(self._augment, keys, own, shape.px, shape.px, self._seed, epoch, batch)
+        return (drawn[0], np.concatenate([keys[own], keys[drawn[1]]])) if drawn else (None, keys[own])
 
     def _cut(self, used: Ids, batch: int, shape: BatchShape) -> Ids:
-        return order.batch_ids(used, batch, shape.num_batches, shape.global_batch, self._tail)
+        """The keys of a global batch."""
+        how = self._tail, self._augment.repeats
+        return order.batch_keys(used, batch, shape.num_batches, shape.global_batch, *how)
 
     def _epoch(self, index: Index, epoch: int) -> tuple[Ids, Ids]:
         if epoch not in self._sequences:
@@ -133,9 +145,9 @@ class Sampler:
         """The batch's own images; or, in blocks, as much of the next group as the batch uses of this one."""
         if self._shuffle == "global" or index.shards is None:
             return index.places(ids)
-        part = order.cut(len(sequence), batch, shape.num_batches)
-        start = part.start + GROUP_IMAGES if batch else 0
-        wanted = sequence[start : part.stop + GROUP_IMAGES]
+        part, repeats = order.cut(len(sequence), batch, shape.num_batches), self._augment.repeats
+        start = -(-part.start // repeats) + GROUP_IMAGES if batch else 0
+        wanted = sequence[start : -(-part.stop // repeats) + GROUP_IMAGES]
         return stretches(index.shards, wanted) if len(wanted) else index.places(wanted)
 
 
@@ -184,12 +196,13 @@ def _eval_request(index: Index, ids: Ids, width: int, height: int, crops: Callab
     """An unreadable image is left out, not replaced."""
     nothing = np.empty((len(ids), 0), np.int64)
     return Request(
-        index,
-        ids,
-        width,
-        height,
-        lambda _, sizes: crops(sizes),
-        np.zeros(len(ids), bool),
-        nothing,
-        lambda: index.places(ids),
+        index=index,
+        ids=ids,
+        keys=ids,
+        width=width,
+        height=height,
+        crops=lambda _, sizes: crops(sizes),
+        flips=np.zeros(len(ids), bool),
+        substitutes=nothing,
+        fetch=lambda: index.places(ids),
     )

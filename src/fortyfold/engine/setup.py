@@ -79,7 +79,9 @@ class Job:
     @property
     def sampler(self) -> Sampler:
         data = self.recipe.data
-        return Sampler(self.recipe.seed, data.tail, data.flip, data.shuffle, augment=self.recipe.augment)
+        return Sampler(
+            self.recipe.seed, data.tail, data.flip, data.shuffle, augment=self.recipe.augment, mean=data.mean
+        )
 
 
 @dataclass

@@ -1,39 +1,12 @@
-"""The one place that imports timm, so that it also works beside a CPU build of torch.
+"""The one place that imports timm, which imports torchvision: that must have been imported with some care."""
 
-timm imports torchvision, whose PyPI wheel is linked to torch's CUDA build. Beside a CPU build its compiled
-part does not load, and `import torchvision` fails with "operator torchvision::nms does not exist", because
-it describes operators that nobody has declared. Declaring the two is enough for models, optimisers and
-transforms. Where the compiled part loads, nothing is declared: declaring an operator twice is an error.
-"""
+import fortyfold.torchvision_import  # noqa: F401, I001 (before timm)
 
-import sys
-
-import torch
-
-_keep_alive: list[torch.library.Library] = []  # a declaration lives as long as its Library
-
-
-def _import_torchvision() -> None:
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError as error:
-        if "torchvision::nms" not in str(error):
-            raise
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _keep_alive.append(library)
-        for module in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[module]
-
-
-_import_torchvision()
-
-import timm  # noqa: E402
-import timm.data  # noqa: E402
-import timm.layers  # noqa: E402
-import timm.loss  # noqa: E402
-import timm.optim  # noqa: E402
-import timm.utils  # noqa: E402
+import timm
+import timm.data
+import timm.layers
+import timm.loss
+import timm.optim
+import timm.utils
 
 __all__ = ["timm"]

@@ -134,6 +134,16 @@ class Augment(Section):
     """Repeated augmentation: an epoch takes 1/repeats of the images, each so often, cropped anew each time."""
 
     @property
+    def jitter(self) -> tuple[float, float, float, float]:
+        """color_jitter as four numbers: brightness, contrast, saturation, hue."""
+        own = self.color_jitter
+        return own if isinstance(own, tuple) else (own, own, own, 0.0)
+
+    @property
+    def changes_pixels(self) -> bool:
+        return self.policy != "none" or any(self.jitter) or self.erase > 0
+
+    @property
     def mixes(self) -> bool:
         return (self.mixup > 0 or self.cutmix > 0) and self.mix_share > 0
 
