@@ -82,6 +82,7 @@ def test_so_do_ema_and_loss_scaler(tmp_path: Path, saved_after: int) -> None:
     check_going_on(tmp_path, recipe(ema={"decay": 0.9}, precision={"dtype": "fp16"}), saved_after)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_so_does_a_compiled_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     if (problem := try_compiler(torch.device("cpu"))) is not None:

@@ -16,6 +16,7 @@ from fortyfold.cli.data_stage import stage
 from fortyfold.spec.errors import UserError
 
 if TYPE_CHECKING:
+    from fortyfold.data.demo import DemoSpec
     from fortyfold.data.prepare.resize import Resized
 
 app = typer.Typer(help="Make, look at and prepare data sets.", no_args_is_help=True)
@@ -40,8 +41,9 @@ def demo(
     workers: Annotated[int, typer.Option(min=0, help="Processes that make images; 0: one a core.")] = 0,
 ) -> None:
     """Make the embedded data set: procedural JPEGs in train/ and val/, a folder a class."""
-    width, height = _parse_px(px)
-    make_demo_data(folder, classes, images, width, height, seed, workers)
+    from fortyfold.data.demo import DemoSpec
+
+    make_demo_data(folder, DemoSpec(classes, images, *_parse_px(px), seed), workers)
 
 
 @app.command()
@@ -109,20 +111,18 @@ app.command()(stage)
 app.command()(check)
 
 
-def make_demo_data(
-    folder: Path, classes: int, images: int, width: int, height: int, seed: int,
-    workers: int = 0, check: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
+def make_demo_data(folder: Path, spec: "DemoSpec", workers: int = 0, check: Callable[[], None] | None = None) -> None:
     """Make it unless it is there, and say which. `check` is called now and then and may raise to stop."""
-    from fortyfold.data.demo import DemoSpec, make_demo
+    from fortyfold.data.demo import make_demo
 
-    spec = DemoSpec(classes, images, width, height, seed)
     started = time.perf_counter()
     with bar("making demo images", check) as report:
         made = make_demo(folder, spec, workers, report)
     counts = ", ".join(f"{count} {split}" for split, count in spec.splits().items())
     how = f"made in {time.perf_counter() - started:.1f} s" if made else "already there"
-    print(f"demo data: {counts} images, {classes} classes, {width} × {height} pixels, in {folder} ({how})")
+    print(
+        f"demo data: {counts} images, {spec.classes} classes, {spec.width} × {spec.height} pixels, in {folder} ({how})"
+    )
 
 
 def _parse_px(px: str) -> tuple[int, int]:

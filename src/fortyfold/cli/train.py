@@ -55,7 +55,7 @@ def train(
         print(f"note: {text}")
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
     calm_openmp()
-    from fortyfold.cli.attach import attached
+    from fortyfold.api.attach import attached
     from fortyfold.cli.display import Display
     from fortyfold.engine.train import train as train_run
 
@@ -75,8 +75,7 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> Path | None:
     from fortyfold.cli.bars import bar
     from fortyfold.cli.data import make_demo_data
     from fortyfold.cli.data_stage import stage_data
-    from fortyfold.data.demo import DEMO
-    from fortyfold.data.prepare.target import was_made_by
+    from fortyfold.data.demo import wanted_demo
     from fortyfold.data.splits import open_split
     from fortyfold.data.stage import scratch_folder
 
@@ -84,9 +83,9 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> Path | None:
         if stop.requested:
             raise _Stop
 
-    root, demo = Path(recipe.data.root), recipe.data.demo
-    if demo is not None and (not root.exists() or was_made_by(root, DEMO)):
-        make_demo_data(root, demo.classes, demo.images, demo.px, demo.px, demo.seed, check=check)
+    root = Path(recipe.data.root)
+    if demo := wanted_demo(recipe.data):
+        make_demo_data(root, demo, check=check)
     staged = stage_data(root, scratch_folder(recipe.data.stage), check=check) if recipe.data.stage else None
     with bar(f"indexing {staged or root}", check) as report:
         open_split(staged or root, "train", progress=report)

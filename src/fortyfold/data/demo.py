@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fortyfold.data.cores import available_cores
-from fortyfold.data.prepare.target import making
+from fortyfold.data.prepare.target import making, was_made_by
 from fortyfold.spec.errors import UserError
+from fortyfold.spec.recipe import Data
 
 Plane = NDArray[np.floating[Any]]
 
@@ -55,6 +56,14 @@ class DemoSpec:
     def splits(self) -> dict[str, int]:
         """How many images each split has."""
         return {"train": self.images - self.images // VAL_SHARE, "val": self.images // VAL_SHARE}
+
+
+def wanted_demo(data: Data) -> DemoSpec | None:
+    """What a recipe wants made in data.root; None when it wants nothing, or something else is there."""
+    root, demo = Path(data.root), data.demo
+    if demo is None or (root.exists() and not was_made_by(root, DEMO)):
+        return None
+    return DemoSpec(demo.classes, demo.images, demo.px, demo.px, demo.seed)
 
 
 def make_demo(

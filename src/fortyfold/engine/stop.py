@@ -5,6 +5,9 @@ somebody wants an end; the launcher that sent it, or asks its scheduler, knows w
 """
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 REASONS = {signal.SIGINT: "cancelled", signal.SIGTERM: "terminated", signal.SIGUSR1: "out of time"}
@@ -21,6 +24,19 @@ class StopFlag:
         for number in REASONS:
             signal.signal(number, self._set)
         return self
+
+    @contextmanager
+    def listening(self) -> Iterator["StopFlag"]:
+        """Listen inside the context, where that is possible: only a process's main thread hears signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.getsignal(number) for number in REASONS}
+        try:
+            yield self.listen()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number)

@@ -7,6 +7,7 @@ import timm.data
 import timm.layers
 import timm.loss
 import timm.optim
+import timm.scheduler
 import timm.utils
 
 __all__ = ["timm"]

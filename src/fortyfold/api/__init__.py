@@ -1,0 +1,1 @@
+"""fortyfold from Python: what the package's public names do, and sinks beside training for the command line too."""

@@ -1,0 +1,52 @@
+"""Tells a caller of a run's events while it goes on, by following its directory: the loop has no callbacks."""
+
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fortyfold.spec.events import Event, EventReader
+from fortyfold.spec.run_dir import RunDir
+
+POLL_SECONDS = 0.2
+
+OnEvent = Callable[[Event], object]
+
+
+@contextmanager
+def listening(run_dir: RunDir, on_event: OnEvent | None) -> Iterator[None]:
+    """Call `on_event` for each event from now on, in a thread of its own; all were heard when the context is left.
+
+    A call that raises is warned about, and the last one: training goes on.
+    """
+    if on_event is None:
+        yield
+        return
+    reader, over = EventReader(run_dir.events()), threading.Event()
+    reader.poll()  # what was before is no news
+
+    def follow() -> None:
+        last_round = False
+        while not last_round:
+            last_round = over.wait(POLL_SECONDS)
+            for event in reader.poll():
+                on_event(event)
+
+    problems: list[str] = []
+
+    def guarded() -> None:
+        try:
+            follow()
+        except Exception:
+            problems.append(traceback.format_exc())
+
+    thread = threading.Thread(target=guarded, name="events", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if problems:
+            warnings.warn(f"on_event raised, and heard no more events:\n{problems[0]}", RuntimeWarning, stacklevel=4)

@@ -1,0 +1,88 @@
+"""`fortyfold.train`: what the command does, for scripts and notebooks, with own models and data."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fortyfold.api.attach import attached
+from fortyfold.api.listen import OnEvent, listening
+from fortyfold.data.demo import make_demo, wanted_demo
+from fortyfold.data.index import Index
+from fortyfold.data.items import DataSet
+from fortyfold.data.own import open_own
+from fortyfold.data.stage import scratch_folder, stage
+from fortyfold.engine.attempt import set_aside
+from fortyfold.engine.setup import Own
+from fortyfold.engine.stop import StopFlag
+from fortyfold.engine.train import Outcome
+from fortyfold.engine.train import train as train_run
+from fortyfold.sinks import require_sinks
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.recipe_file import load_recipe
+from fortyfold.spec.run_dir import RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+STREAMS = 4
+
+
+def train(
+    recipe: Recipe | str,
+    *,
+    model: "torch.nn.Module | None" = None,
+    train_data: DataSet | None = None,
+    val_data: DataSet | None = None,
+    num_classes: int | None = None,
+    out: str | Path | None = None,
+    on_event: OnEvent | None = None,
+    fresh: bool = False,
+    auto_accumulate: bool = False,
+) -> Outcome:
+    """Train a recipe (or the one of that name or path) to its end, or go on with it; gives how it ended.
+
+    `model` takes the place of the recipe's; it is moved to the device and trained in place, and must have an output a
+    class. `train_data` and `val_data` take the place of the recipe's folder: objects with a length, whose items are
+    (image, label); images are RGB bytes (NumPy H×W×3, torch 3×H×W, or Pillow's) of any size, which are cropped and
+    changed as the recipe says. Their `classes` name the classes; where there is nothing of the kind, `num_classes`
+    counts them.
+
+    `out` is the run directory, by default runs/NAME. The same call goes on after a stop or a kill; `fresh` moves what
+    is there aside. `on_event` is called, in another thread, with each event as docs/guides/run-directory.md lists
+    them. In the main thread Ctrl-C and SIGTERM stop the run after its step: it is saved, and `finished` is False.
+    Bad input is a UserError, a run that cannot go on a RunFailed, each with one line to read.
+    """
+    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    require_sinks(chosen.log.sinks)
+    run_dir = RunDir(Path(out) if out else Path("runs") / chosen.name)
+    own = Own(model, *_open_data(train_data, val_data, num_classes))
+    staged = _prepare(chosen) if own.train is None else None
+    if fresh:
+        set_aside(run_dir)
+    with (
+        StopFlag().listening() as stop,
+        attached(run_dir, chosen.log.sinks, stop),
+        listening(run_dir, on_event),
+    ):
+        return train_run(chosen, run_dir, stop, sys.argv, staged, own=own, auto_accumulate=auto_accumulate)
+
+
+def _open_data(
+    train_data: DataSet | None, val_data: DataSet | None, num_classes: int | None
+) -> tuple[Index | None, Index | None]:
+    if train_data is None:
+        if val_data is not None:
+            raise UserError("val_data without train_data: give both, or data.root in the recipe")
+        return None, None
+    train = open_own(train_data, "train_data", num_classes)
+    return train, open_own(val_data, "val_data", len(train.classes)) if val_data is not None else None
+
+
+def _prepare(recipe: Recipe) -> Path | None:
+    """Make the demo data if the recipe wants it, stage if it wants that; gives the staged copy's place."""
+    if demo := wanted_demo(recipe.data):
+        make_demo(Path(recipe.data.root), demo, num_workers=1)  # processes would import the caller's script again
+    if recipe.data.stage is None:
+        return None
+    return stage(Path(recipe.data.root), scratch_folder(recipe.data.stage), STREAMS, lambda done, total: None).root
