@@ -4,12 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fortyfold.data.loader import Loader
+    from fortyfold.spec.recipe import Augment
 
-__all__ = ["Loader"]
+__all__ = ["Augment", "Loader"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loader, imported only when it is asked for: commands that need none start faster."""
+    """Both are imported only when they are asked for: commands that need neither start faster."""
+    if name == "Augment":
+        from fortyfold.spec.recipe import Augment
+
+        return Augment
     if name == "Loader":
         from fortyfold.data.loader import Loader
 

@@ -8,7 +8,7 @@ there, so a run records NAME and does not go on with another. FORTYFOLD_DECODER=
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import NamedTuple
@@ -173,11 +173,13 @@ def _settle(places: Places, statuses: NDArray[np.int32], by_pillow: Callable[[in
         unreadable = status == _UNREADABLE
         reasons[row] = why_unreadable(places.one(row), _MAX_FILE_BYTES) if unreadable else _REASONS[status]
     foreign = np.flatnonzero(statuses == _FOREIGN).tolist()
-    return reasons | dict(_by_pillow(foreign, by_pillow, num_threads))
+    return reasons | attempt(by_pillow, foreign, num_threads)
 
 
-def _by_pillow(rows: list[int], work: Callable[[int], None], num_threads: int) -> Iterable[tuple[int, str]]:
-    def attempt(row: int) -> str | None:
+def attempt(work: Callable[[int], None], rows: Sequence[int], num_threads: int) -> Reasons:
+    """Do the work for each row, in threads; gives why it could not be done."""
+
+    def try_one(row: int) -> str | None:
         try:
             work(row)
         except BadImage as error:
@@ -185,9 +187,9 @@ def _by_pillow(rows: list[int], work: Callable[[int], None], num_threads: int) -
         return None
 
     if not rows:
-        return []
+        return {}
     with ThreadPoolExecutor(num_threads, thread_name_prefix="pillow") as pool:
-        return [(row, reason) for row, reason in zip(rows, pool.map(attempt, rows), strict=True) if reason is not None]
+        return {row: reason for row, reason in zip(rows, pool.map(try_one, rows), strict=True) if reason is not None}
 
 
 def read_image(places: Places, row: int) -> bytes:

@@ -2,6 +2,7 @@
 
 An index is the same whether the split is a folder of class folders (data/folders.py) or shards
 (data/shards.py): the same sample ids, names, labels, and thus the same order and the same fingerprint.
+One of somebody's own data set object (data/own.py) has items instead of names and places.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fortyfold.data.items import Items
 from fortyfold.data.order import Ids
 from fortyfold.data.places import Places, whole_files
 from fortyfold.spec.errors import UserError
@@ -40,10 +42,11 @@ class Index:
 
     folder: Path
     classes: tuple[str, ...]
-    labels: NDArray[np.int32]
+    labels: NDArray[np.int32]  # -1: the item will tell
     names: bytes  # UTF-8 (surrogateescape) paths below the folder of class folders, one after another
     name_ends: NDArray[np.int64]
     shards: Shards | None = None
+    items: Items | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,12 +61,16 @@ class Index:
 
     def path(self, sample: int) -> str:
         """Where a user finds the image."""
+        if self.items is not None:
+            return f"{self.relative_path(sample)} of {self.folder}"
         if self.shards is None:
             return os.fsdecode(self._folder_bytes + self._name(sample))
         return f"{self.relative_path(sample)} in {os.fsdecode(self.shards.places.file(sample))}"
 
     def places(self, samples: Ids) -> Places:
-        """Where the samples' bytes are."""
+        """Where the samples' bytes are; items have none."""
+        if self.items is not None:
+            return whole_files([])
         if self.shards is not None:
             return self.shards.places[samples]
         folder, ends, names = self._folder_bytes, self.name_ends, self.names
@@ -71,6 +78,8 @@ class Index:
         return whole_files([folder + names[a:b] for a, b in zip(starts, ends[samples].tolist(), strict=True)])
 
     def _name(self, sample: int) -> bytes:
+        if self.items is not None:
+            return f"item {sample}".encode()
         start = int(self.name_ends[sample - 1]) if sample else 0
         return self.names[start : int(self.name_ends[sample])]
 
@@ -96,6 +105,8 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
     """`index` labelled by `classes` (the training set's); class folders 0…n-1 count as positions in it."""
     if index.classes == classes:
         return index
+    if index.items is not None:
+        return _with_classes_of_items(index, index.items, classes)
     known = {name: label for label, name in enumerate(classes)}
     if set(index.classes) <= known.keys():
         new_labels = [known[name] for name in index.classes]
@@ -105,6 +116,13 @@ def with_classes(index: Index, classes: tuple[str, ...]) -> Index:
         name = next(name for name in index.classes if name not in known)
         raise UserError(f"{index.folder} has the class {name!r}, which the training set lacks{nearest(name, known)}")
     return replace(index, classes=classes, labels=np.array(new_labels, np.int32)[index.labels])
+
+
+def _with_classes_of_items(index: Index, items: Items, classes: tuple[str, ...]) -> Index:
+    """Items tell their labels as they are loaded, so their numbers must mean the same classes."""
+    if not are_positions(index.classes, classes):
+        raise UserError(f"{index.folder} has other classes than the training set; labels must count the same ones")
+    return replace(index, classes=classes, items=replace(items, num_classes=len(classes)))
 
 
 def are_positions(names: tuple[str, ...], classes: tuple[str, ...]) -> bool:

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from fortyfold.data.changes import Colour
 from fortyfold.data.cores import available_cores
+from fortyfold.data.index import Index
+from fortyfold.data.items import DataSet
+from fortyfold.data.own import open_own
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import BatchShape, Sampler, eval_requests, require_shards
 from fortyfold.data.splits import open_folder
@@ -15,7 +18,11 @@ from fortyfold.spec.world import World
 
 
 class Loader:
-    """Reads a folder with a folder a class, or of shards.
+    """Reads a folder with a folder a class, or of shards; or a data set object with a length and items (image, label).
+
+    Of an object, an image is a uint8 H × W × 3 array, a uint8 3 × H × W tensor or a PIL image of any size, a label a
+    class number or an array of probabilities. `num_classes` is needed where it has neither `classes` nor `labels` (or
+    `targets`). Its items are asked for in several threads at once.
 
     `classes` names the classes, len() counts the images. `threads` (0: one a core), `prefetch` (batches made
     ahead) and `read_ahead` (batches whose bytes are fetched before that: for network disks) change no pixel.
@@ -23,8 +30,9 @@ class Loader:
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: str | Path | DataSet,
         *,
+        num_classes: int | None = None,
         threads: int = 0,
         prefetch: int = 2,
         read_ahead: int = 0,
@@ -33,7 +41,7 @@ class Loader:
     ) -> None:
         if interpolation not in ("bilinear", "bicubic"):
             raise UserError(f"interpolation = {interpolation!r}: there are 'bilinear' and 'bicubic'")
-        self._index = open_folder(Path(folder))
+        self._index = _open(folder, num_classes)
         self._reader = Reader(threads or available_cores(), prefetch, read_ahead, exif_orientation, interpolation)
         self.classes = self._index.classes
 
@@ -81,6 +89,14 @@ class Loader:
         """Centre crops of every image once, in order; with several ranks, this one's share."""
         world = _world(rank_batch, rank, world_size)
         return self._reader.stream(eval_requests(self._index, px, crop_ratio, rank_batch, world))
+
+
+def _open(folder: str | Path | DataSet, num_classes: int | None) -> Index:
+    if not isinstance(folder, str | Path):
+        return open_own(folder, num_classes=num_classes)
+    if num_classes is not None:
+        raise UserError(f"num_classes = {num_classes} is for data set objects; a folder's classes are counted")
+    return open_folder(Path(folder))
 
 
 def _world(rank_batch: int, rank: int, world_size: int) -> World:

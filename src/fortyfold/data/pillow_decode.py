@@ -34,36 +34,42 @@ class BadImage(Exception):
 def read_header(blob: bytes) -> tuple[int, int, int]:
     """(width, height, EXIF orientation) of the image as stored."""
     with opened(blob) as image:
-        return image.width, image.height, _orientation(image)
+        return image.width, image.height, orientation(image)
 
 
 def decode_crop(
     blob: bytes, box: NDArray[np.int64], width: int, height: int, turn: int = 0, interpolation: str = "bilinear"
 ) -> NDArray[np.uint8]:
     """The `box` of the image, resized (antialiased) and turned (data/turns.py) to width × height: RGB, HWC."""
+    with opened(blob) as image:
+        return crop_image(image, box, width, height, turn, interpolation)
+
+
+def crop_image(
+    image: Image.Image, box: NDArray[np.int64], width: int, height: int, turn: int, interpolation: str
+) -> NDArray[np.uint8]:
+    """The same of an opened image."""
     transposed = turn & TRANSPOSE
     left, top, right, bottom = box.tolist()
-    with opened(blob) as image:
-        if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
-            raise BadImage(
-                "the image changed its size while in use"
-            )  # Pillow would make black pixels, millions if asked
-        try:
-            pixels = image.convert("RGB").crop((left, top, right, bottom))
-            pixels = pixels.resize((height, width) if transposed else (width, height), FILTERS[interpolation])
-        except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
-            raise BadImage(describe(error)) from None
+    if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
+        raise BadImage("the image changed its size while in use")  # Pillow would make black pixels, millions if asked
+    try:
+        pixels = image.convert("RGB").crop((left, top, right, bottom))
+        pixels = pixels.resize((height, width) if transposed else (width, height), FILTERS[interpolation])
+    except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
+        raise BadImage(describe(error)) from None
     turned = np.asarray(pixels)
     turned = turned.transpose(1, 0, 2) if transposed else turned
     return turned[:: -1 if turn & MIRROR_ROWS else 1, :: -1 if turn & MIRROR_COLUMNS else 1]
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
+    """By its EXIF data, 1…8."""
     try:
-        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+        number = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # damaged metadata is no reason to do without the image
         return 1
-    return orientation if orientation in range(1, 9) else 1
+    return number if number in range(1, 9) else 1
 
 
 def opened(blob: bytes) -> Image.Image:
