@@ -86,7 +86,7 @@ def test_a_package_that_is_missing_is_named(name: str, tmp_path: Path, monkeypat
     assert not run.run_dir.sink_lock(name).exists()
 
 
-def test_a_csv_is_never_seen_half_written(tmp_path: Path) -> None:
+def test_a_csv_has_a_row_a_point_and_a_column_a_tag(tmp_path: Path) -> None:
     run = MadeRun(tmp_path / "run")
     run.steps(0, 10)
     attach("csv", run.run_dir)
