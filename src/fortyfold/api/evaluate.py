@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fortyfold.data.items import DataSet
-from fortyfold.data.own import open_own
 from fortyfold.engine.evaluate import Evaluation
 from fortyfold.engine.scoring import open_scoring
 
@@ -27,8 +26,5 @@ def evaluate(
     the moving average, with mirror images, and on rectangles, where the run has them or `flip` asks for them.
     A run that was trained with an own `model` needs one like it here; the weights are the run's, `model` is left alone.
     """
-    chosen = Path(data) if isinstance(data, str | Path) else data
-    if chosen is not None and not isinstance(chosen, Path):
-        chosen = open_own(chosen, "data")
-    scoring = open_scoring(Path(run), chosen, px, best, model)
+    scoring = open_scoring(Path(run), Path(data) if isinstance(data, str) else data, px, best, model)
     return scoring.run(lambda done, total: None, flip)

@@ -31,7 +31,8 @@ PACKAGES = ("fortyfold", "torch", "timm", "numpy", "pillow", "safetensors")
 def _identity(index: Index | None) -> dict[str, Any] | None:
     if index is None:
         return None
-    return {"folder": str(index.folder), "images": len(index), "fingerprint": index.fingerprint}
+    folder = str(index.folder) if index.items is None else None
+    return {"folder": folder, "images": len(index), "fingerprint": index.fingerprint}
 
 
 def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fortyfold.data.index import Index, with_classes
+from fortyfold.data.items import DataSet
+from fortyfold.data.own import open_own
 from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import Feeder, choose_device, open_reader
@@ -52,7 +54,7 @@ class Scoring:
 
 
 def open_scoring(
-    target: Path, data: Path | Index | None, px: int | None, best: bool, own_model: torch.nn.Module | None = None
+    target: Path, data: Path | DataSet | None, px: int | None, best: bool, own_model: torch.nn.Module | None = None
 ) -> Scoring:
     """Load the model behind `target`, a run directory or one of its checkpoints, and the images to score.
 
@@ -69,9 +71,12 @@ def open_scoring(
     last = recipe.all_phases()[-1]
     chosen_px = px or recipe.evaluate.px or last.px
     assert chosen_px is not None
-    index = data if isinstance(data, Index) else open_folder(_eval_folder(data or _own_data(spec)))
     if data is None:  # the run's own images: as it saw them, from a resized copy perhaps
-        index = open_eval_copy(recipe, last.data_copy, chosen_px, index)
+        index = open_eval_copy(recipe, last.data_copy, chosen_px, open_folder(_eval_folder(_own_data(spec))))
+    elif isinstance(data, Path):
+        index = open_folder(_eval_folder(data))
+    else:
+        index = open_own(data, "data", len(classes))
     index = with_classes(index, classes)
     device = choose_device()
     networks = {}
@@ -121,6 +126,8 @@ def _own_data(spec: dict[str, Any]) -> Path:
     """Where the run's own validation images were; their path in run.json is absolute."""
     if spec["data"]["val"] is None:
         raise UserError("the run was trained without validation images; give --data DIR")
+    if spec["data"]["val"]["folder"] is None:
+        raise UserError("the run was trained on an own data set; give --data DIR, or in Python data=…")
     return Path(spec["data"]["val"]["folder"])
 
 
