@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fortyfold.cli import course_png
-from fortyfold.cli.course import IMAGENET_IMAGES, default_images, lay_course, tick_epochs
+from fortyfold.cli.course import IMAGENET_IMAGES, Series, default_images, lay_course, tick_epochs
 from fortyfold.cli.course_text import draw_text
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe
@@ -50,6 +50,12 @@ def test_a_long_run_is_drawn_from_some_of_its_steps() -> None:
     assert max(course.epochs) == pytest.approx(26, abs=1e-4)
     assert course.series[0].in_words() == "learning rate: 0.001 to 0.1 to 2.67e-13"
     assert course.series[2].in_words() == "global batch: 64 to 48 to 32"
+
+
+def test_a_series_in_words() -> None:
+    assert Series("x", (1.0, 1.0, 2.5, 1.0)).in_words() == "x: 1 to 2.5 to 1"
+    assert Series("x", (0.0, *range(20), 0.0)).in_words() == "x: 0 to 19 to 0"
+    assert Series("x", tuple(range(5000, 0, -1))).in_words() == "x: 5,000 to 1"
 
 
 def test_a_rank_batch_is_drawn_for_one_rank_and_says_so() -> None:

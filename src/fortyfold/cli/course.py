@@ -4,7 +4,7 @@ Pure arithmetic on the recipe and a number of training images; `course_text.py` 
 """
 
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, groupby
 
 from fortyfold.schedules import build_schedule
 from fortyfold.spec.recipe import Recipe
@@ -29,10 +29,9 @@ class Series:
 
     def in_words(self) -> str:
         """Its values one after another; of many, the first, the highest and the last."""
-        first, last = self.values[0], self.values[-1]
-        changes = [first, *(new for old, new in pairwise(self.values) if new != old)]
+        changes = _without_repeats(self.values)
         if len(changes) > _VALUES_NAMED:
-            changes = list(dict.fromkeys((first, self.highest, last)))
+            changes = _without_repeats((self.values[0], self.highest, self.values[-1]))
         return f"{self.name}: {' to '.join(map(number, changes))}"
 
 
@@ -89,6 +88,10 @@ def tick_epochs(num_epochs: int, most: int) -> list[int]:
     spacings = (digit * 10**zeros for zeros in count() for digit in (1, 2, 5))
     spacing = next(spacing for spacing in spacings if num_epochs <= spacing * most)
     return [epoch for epoch in range(0, num_epochs, spacing) if num_epochs - epoch > spacing * 2 / 3] + [num_epochs]
+
+
+def _without_repeats(values: tuple[float, ...]) -> list[float]:
+    return [value for value, _ in groupby(values)]
 
 
 def _some_steps(stretch: Stretch, stride: int) -> list[int]:
