@@ -1,6 +1,7 @@
 """Kill a run at random moments, start it again each time, and compare the end with an undisturbed run's.
 
     .venv/bin/python benchmarks/kill_resume.py --kills 20
+    .venv/bin/python benchmarks/kill_resume.py --kills 20 --everything    # with EMA, mixing, accumulation and the rest
 
 Every other kill waits for a checkpoint in the making and strikes inside the save. The weights, the
 optimiser's state and the generators must be the same bytes, and every step must have used the same samples.
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +28,29 @@ from fortyfold.spec.run_dir import RunDir
 DEMO = DemoSpec(classes=4, images=300, width=48, height=48, seed=0)
 PATIENCE_SECONDS = 120.0
 MAX_DELAY_SECONDS = 1.0
+EVERYTHING = (
+    "ema.decay=0.9", "accumulate=2", "optim.clip_norm=1.0", "optim.name=accumadamw", "optim.lr=0.001", "loss.name=bce",
+    "augment.mixup=0.5", "augment.cutmix=0.5", "augment.mix_each=pair", "augment.policy=rand", "augment.erase=0.3",
+    "augment.repeats=2", "augment.color_jitter=0.2", "model.drop_path_rate=0.1", "evaluate.flip=true",
+)  # fmt: skip
 EPOCHS_A_KILL = 4  # a fresh start gets no further than this before it is struck
 
 
-def train_command(run_dir: RunDir, data: Path, kills: int) -> list[str]:
+def train_command(run_dir: RunDir, data: Path, kills: int, options: Sequence[str]) -> list[str]:
     """`tiny` with a save every other step, long enough to be hit so often."""
     command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--data", str(data), "--out", str(run_dir.path)]
-    return [*command, "--epochs", str(EPOCHS_A_KILL * (kills + 1)), "--set", "checkpoint.every_steps=2"]
+    return [
+        *command,
+        "--epochs",
+        str(EPOCHS_A_KILL * (kills + 1)),
+        "--set",
+        "checkpoint.every_steps=2",
+        *_sets(options),
+    ]
+
+
+def _sets(options: Sequence[str]) -> list[str]:
+    return [part for option in options for part in ("--set", option)]
 
 
 def strike(command: list[str], run_dir: RunDir, rng: random.Random, inside_save: bool) -> str:
@@ -67,12 +85,12 @@ def fingerprint(run_dir: RunDir) -> tuple[dict[str, str], list[int], list[int]]:
     return hashes, records["step"].tolist(), records["samples_digest"].tolist()
 
 
-def drill(folder: Path, data: Path, kills: int, seed: int) -> None:
+def drill(folder: Path, data: Path, kills: int, seed: int, options: Sequence[str] = ()) -> None:
     """Raises AssertionError if the killed run ends otherwise than the undisturbed one."""
     calm, struck = RunDir(folder / "calm"), RunDir(folder / "struck")
-    subprocess.run(train_command(calm, data, kills), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(train_command(calm, data, kills, options), check=True, stdout=subprocess.DEVNULL)
     rng = random.Random(seed)
-    command = train_command(struck, data, kills)
+    command = train_command(struck, data, kills, options)
     for number in range(kills):
         print(f"kill {number + 1}: {strike(command, struck, rng, inside_save=number % 2 == 1)}", flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -85,10 +103,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--everything", action="store_true", help="with every option that has a state or a draw")
     arguments = parser.parse_args()
+    options = EVERYTHING if arguments.everything else ()
     with tempfile.TemporaryDirectory() as folder:
         make_demo(Path(folder) / "data", DEMO)
-        drill(Path(folder), Path(folder) / "data", arguments.kills, arguments.seed)
+        drill(Path(folder), Path(folder) / "data", arguments.kills, arguments.seed, options)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,13 @@ class MadeRun:
         changes = {"epochs": None, "phases": PHASES, "global_batch": 8, "log.every_steps": 5}
         self.recipe = load_recipe("tiny", changes | {f"log.{key}": value for key, value in log.items()})
         data = {"train": {"images": NUM_IMAGES}}
-        spec = {"format": 2, "recipe": self.recipe.model_dump(mode="json"), "data": data, "decoder": "none"}
+        spec = {
+            "format": 2,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "data": data,
+            "model": "test_resnet",
+            "decoder": "none",
+        }
         write_json(self.run_dir.spec, spec)
         self.run_dir.steps().write_bytes(HEADER.pack(MAGIC, VERSION, STEP_DTYPE.itemsize))
 

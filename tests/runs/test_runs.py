@@ -87,8 +87,8 @@ def test_training_again_gives_the_same_weights_whatever_the_threads(
 
 
 def test_three_kills_change_nothing(tmp_path: Path, tiny_data: Path) -> None:
-    """kill -9 at random moments, one inside a save; `benchmarks/kill_resume.py` does it twenty times."""
-    kill_resume.drill(tmp_path, tiny_data, kills=3, seed=1)
+    """kill -9 at random moments, one inside a save, with all options; `benchmarks/kill_resume.py` does it twenty times."""
+    kill_resume.drill(tmp_path, tiny_data, kills=3, seed=1, options=kill_resume.EVERYTHING)
 
 
 def stop_after(num_steps: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
