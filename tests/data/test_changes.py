@@ -19,8 +19,11 @@ from fortyfold.data.operations import operate
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import BatchShape, Sampler, eval_requests
 from fortyfold.data.splits import open_folder
+from fortyfold.engine.setup import open_job
 from fortyfold.models.timm_import import timm
 from fortyfold.spec.recipe import Augment
+from fortyfold.spec.recipe_file import load_recipe
+from fortyfold.spec.run_dir import RunDir
 from fortyfold.torchvision_import import functional
 
 v2 = importlib.import_module("torchvision.transforms.v2")
@@ -91,6 +94,17 @@ def test_jitter_is_torchvisions_adjusting() -> None:
 def draw(num_images: int, width: int = 64, height: int = 48, **fields: object) -> Changes:
     augment = Augment.model_validate(fields)
     return draw_changes(augment, MEAN, np.arange(num_images), width, height, seed=1, epoch=2)
+
+
+def test_the_draws_are_the_same_on_every_machine_and_in_every_release() -> None:
+    changes = draw(2, policy="rand", color_jitter=0.4, erase=1)
+    found = [[(step.operation, round(step.amount, 4)) for step in row] for row in changes.steps]
+    assert found == [
+        [("Contrast", 0.73), ("AutoContrast", 0), ("Brightness", 0.7612), ("Color", 1.3182), ("Contrast", 1.2822)],
+        [("Brightness", 0.73), ("Sharpness", 1.27), ("Brightness", 1.1855), ("Color", 0.8798), ("Contrast", 1.0231)],
+    ]  # fmt: skip
+    assert changes.erased.tolist() == [[13, 0, 57, 14], [30, 2, 54, 35]]
+    assert changes.noise.tolist() == [9184769406108178884, 9967416303305976561]
 
 
 def test_rand_draws_every_operation_alike_at_one_strength() -> None:
@@ -259,6 +273,14 @@ def test_who_changes_no_pixel_pays_for_nothing(folder: Path) -> None:
         "print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_a_recipes_section_reaches_the_requests(tiny_data: Path, tmp_path: Path) -> None:
+    changes = {"data.root": str(tiny_data), "augment.erase": 1, "augment.erase_fill": "mean", "augment.mixup": 1}
+    job = open_job(load_recipe("tiny", changes), RunDir(tmp_path / "run"))
+    request = job.sampler.request(job.train_index, 0, 0, BatchShape(8, 32, 16, 0.3))
+    assert request.mix is not None and request.changes is not None
+    assert request.changes().fill == job.recipe.data.mean
 
 
 def test_the_reader_does_what_a_request_says(folder: Path) -> None:

@@ -87,7 +87,7 @@ def test_training_again_gives_the_same_weights_whatever_the_threads(
 
 
 def test_three_kills_change_nothing(tmp_path: Path, tiny_data: Path) -> None:
-    """kill -9 at random moments, one inside a save, with all options; `benchmarks/kill_resume.py` does it twenty times."""
+    """kill -9 at random moments, one inside a save, with all options; `benchmarks/kill_resume.py` does it oftener."""
     kill_resume.drill(tmp_path, tiny_data, kills=3, seed=1, options=kill_resume.EVERYTHING)
 
 

@@ -81,7 +81,7 @@ def step_of(operation: str, strength: int, sign: int, reach: Reach) -> Step:
         return Step(operation, sign * level * reach.shear)
     if operation in ("TranslateX", "TranslateY"):
         pixels = reach.translate_x if operation == "TranslateX" else reach.translate_y
-        return Step(operation, sign * int(level * pixels))
+        return Step(operation, sign * int(strength * pixels / STRONGEST))
     if operation == "Rotate":
         return Step(operation, sign * level * reach.rotate)
     if operation in ("Brightness", "Color", "Contrast", "Sharpness"):

@@ -25,7 +25,7 @@ from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
 
 RUN_FORMAT = 3
-PACKAGES = ("fortyfold", "torch", "timm", "numpy", "pillow", "safetensors")
+PACKAGES = ("fortyfold", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 
 
 def _identity(index: Index | None) -> dict[str, Any] | None:
