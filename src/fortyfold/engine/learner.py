@@ -25,6 +25,11 @@ class Learner:
         self.scaler = Scaler(recipe.precision, self._device) if recipe.precision.dtype == "fp16" else None
         self.ema = Ema(model, recipe.ema) if recipe.ema.decay else None
 
+    @property
+    def networks(self) -> dict[str, torch.nn.Module]:
+        """What can be evaluated, by the first part of its scores' names."""
+        return {"": self.model} | ({"ema_": self.ema.module} if self.ema is not None else {})
+
     def compile(self) -> None:
         """Compile the network for training, for each shape of a batch anew: a run that was resumed must not round
         otherwise because it met the shapes in another order."""

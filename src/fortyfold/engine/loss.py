@@ -46,8 +46,8 @@ def weighted_mean(losses: torch.Tensor, weights: torch.Tensor, num_places: int) 
 def _dense(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
     if labels.is_floating_point():
         return labels
-    # functional.one_hot would look at the labels, and so wait for the device.
-    return torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
+    # Not functional.one_hot, which may look at the labels and so wait for the device.
+    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).float()
 
 
 def _binary(logits: torch.Tensor, wanted: torch.Tensor, spec: Loss) -> torch.Tensor:

@@ -186,11 +186,15 @@ def _evaluate(t: Training) -> None:
     assert index is not None
     px = job.recipe.evaluate.px or stretch.px
     started = time.perf_counter()
-    views = Views(px, job.recipe.evaluate.crop_ratio, stretch.rectangular, job.recipe.evaluate.flip,
-                  max(1, stretch.global_batch // stretch.accumulate))  # fmt: skip
-    networks = {"": t.learner.model} | ({"ema_": t.learner.ema.module} if t.learner.ema else {})
-    precise = Networks(networks, partial(autocast, job.recipe.precision, job.device))
-    scores = evaluate_split(precise, t.reader, t.feed, index, views, t.stop)
+    views = Views(
+        px=px,
+        crop_ratio=job.recipe.evaluate.crop_ratio,
+        rectangular=stretch.rectangular,
+        flip=job.recipe.evaluate.flip,
+        rank_batch=max(1, stretch.global_batch // _accumulate(t, stretch)),
+    )
+    networks = Networks(t.learner.networks, partial(autocast, job.recipe.precision, job.device))
+    scores = evaluate_split(networks, t.reader, t.feed, index, views, t.stop)
     if scores is None:
         return
     result = scores[""]

@@ -193,6 +193,12 @@ class Loss(Section):
     bce_sum_classes: bool = False
     """bce: add up the classes' losses instead of taking their mean."""
 
+    @model_validator(mode="after")
+    def _says_nothing_idle(self) -> Self:
+        if self.name != "bce" and (self.bce_threshold is not None or self.bce_sum_classes):
+            raise ValueError('bce_threshold and bce_sum_classes are for name = "bce"')
+        return self
+
 
 class Precision(Section):
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -206,6 +212,12 @@ class Precision(Section):
     deterministic: bool = False
     """Only deterministic GPU kernels: a resumed run is bit for bit the same there too, but slower. (A CPU's are.)"""
 
+    @model_validator(mode="after")
+    def _scales_fp16_only(self) -> Self:
+        if self.dtype != "fp16" and self.loss_scale != "dynamic":
+            raise ValueError(f'loss_scale is for dtype = "fp16", and it is {self.dtype}')
+        return self
+
 
 class Ema(Section):
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -216,6 +228,12 @@ class Ema(Section):
     """Slower with a larger one."""
     warmup_power: Positive = 2 / 3
     """2/3 reaches a decay of 0.999 after 32,000 steps, 3/4 after 10,000."""
+
+    @model_validator(mode="after")
+    def _warms_something_up(self) -> Self:
+        if self.warmup and not self.decay:
+            raise ValueError("warmup without a decay: there is no average; give decay, such as 0.9999")
+        return self
 
 
 class Schedule(Section):

@@ -3,7 +3,7 @@
     run.json                      resolved recipe, versions, decoder, data, git commit, command line
     steps-00000.bin               one fixed-width record a step (spec/records.py), a file a rank
     events-00000.jsonl            evaluations, saves, restarts, warnings (spec/events.py), a file a rank
-    checkpoints/step-000000420-0001/  model.safetensors, training.safetensors, manifest.json
+    checkpoints/step-000000420-0001/  model, ema and training.safetensors, manifest.json
     stopped.json                  why an unfinished run stopped; absent while it runs and when it crashed
     summary.csv, dawnbench.tsv    a row an evaluation
     points.csv, tensorboard/, wandb/  what the sinks wrote, of those that were attached
