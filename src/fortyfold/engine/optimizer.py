@@ -1,6 +1,6 @@
 """From the recipe's [optim] to an optimiser: timm's by name, or AccumAdam. The learning rate is set at every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,22 +30,22 @@ def build_optimizer(model: torch.nn.Module, spec: Optim) -> torch.optim.Optimize
 
 
 def parameter_groups(model: torch.nn.Module, spec: Optim) -> list[Group]:
-    """Parameters of like weight decay (and like share of the learning rate) together."""
-    options: dict[str, Any] = {
-        "weight_decay": spec.weight_decay,
-        "weight_decay_exclude_1d": not spec.decay_norm_and_bias,
-        "no_weight_decay_list": getattr(model, "no_weight_decay", set)(),
-    }
-    if spec.layer_decay is None:
-        groups = timm.optim.param_groups_weight_decay(model, **options)
-    else:
-        groups = timm.optim.param_groups_layer_decay(model, **options, layer_decay=spec.layer_decay)
-    return _with_decay_by_name(model, list(groups), spec.decay_by_name)
+    """Parameters of like weight decay, and like share of the learning rate, together."""
+    spared: Collection[str] = getattr(model, "no_weight_decay", set)()
+    scales = _layer_scales(model, spec.layer_decay)
+    _check_patterns(model, spec.decay_by_name)
+    groups: dict[tuple[float, float], Group] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decay, scale = _decay(name, parameter, spec, spared), scales.get(id(parameter), 1.0)
+            group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
+            group["params"].append(parameter)
+    return list(groups.values())
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        group["lr"] = lr * group["lr_scale"]
 
 
 def _creator(spec: Optim) -> Callable[[list[Group]], torch.optim.Optimizer]:
@@ -62,19 +62,25 @@ def _creator(spec: Optim) -> Callable[[list[Group]], torch.optim.Optimizer]:
     )
 
 
-def _with_decay_by_name(model: torch.nn.Module, groups: list[Group], decays: dict[str, float]) -> list[Group]:
-    """Move the parameters that fit a pattern to groups of their own."""
-    if not decays:
-        return groups
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for pattern in decays:
-        if not any(fnmatchcase(name, pattern) for name in names.values()):
-            raise UserError(f"optim.decay_by_name: no parameter fits {pattern!r}{nearest(pattern, names.values())}")
-    regrouped: dict[tuple[int, str | None], Group] = {}
-    for number, group in enumerate(groups):
-        for parameter in group["params"]:
-            fit = next((pattern for pattern in decays if fnmatchcase(names[id(parameter)], pattern)), None)
-            changed = {} if fit is None else {"weight_decay": decays[fit]}
-            place = regrouped.setdefault((number, fit), {**group, **changed, "params": []})
-            place["params"].append(parameter)
-    return list(regrouped.values())
+def _decay(name: str, parameter: torch.Tensor, spec: Optim, spared: Collection[str]) -> float:
+    """The first pattern that fits holds; normalisation layers, biases and what the model itself names are spared."""
+    for pattern, decay in spec.decay_by_name.items():
+        if fnmatchcase(name, pattern):
+            return decay
+    norm_or_bias = parameter.ndim <= 1 and not spec.decay_norm_and_bias
+    return 0.0 if norm_or_bias or any(fnmatchcase(name, pattern) for pattern in spared) else spec.weight_decay
+
+
+def _layer_scales(model: torch.nn.Module, layer_decay: float | None) -> dict[int, float]:
+    """Each parameter's share of the learning rate, as timm groups layers."""
+    if layer_decay is None:
+        return {}
+    groups = timm.optim.param_groups_layer_decay(model, layer_decay=layer_decay)
+    return {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+
+
+def _check_patterns(model: torch.nn.Module, patterns: Iterable[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(f"optim.decay_by_name: no parameter fits {pattern!r}{nearest(pattern, names)}")
