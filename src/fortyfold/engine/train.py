@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,13 +18,13 @@ from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
 from fortyfold.engine.attempt import build_spec, check_run, open_attempt
-from fortyfold.engine.device import DeviceBatch
+from fortyfold.engine.device import DeviceBatch, describe
 from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
 from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.memory import OutOfMemory, advice, is_out_of_memory, undone_when_full
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.setup import Own, Training, note_start, open_job, set_up
+from fortyfold.engine.setup import Job, Own, Training, note_start, open_job, set_up
 from fortyfold.engine.stop import StopFlag
 from fortyfold.metrics.summary import write_summaries
 from fortyfold.schedules import build_schedule
@@ -76,9 +77,21 @@ def train(
             with closing(Journal(run_dir, attempt, steps_done)) as journal, journal.noting_failure():
                 note_start(job, journal, snapshot, passed_over, spec)
                 with numerics(recipe.precision):
-                    return _train(set_up(job, journal, stop, attempt, snapshot, auto_accumulate))
+                    return _train(_set_up(job, journal, stop, attempt, snapshot, auto_accumulate))
         except OSError as error:
             raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
+
+
+def _set_up(job: Job, *parts: Any) -> Training:
+    try:
+        return set_up(job, *parts)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RunFailed(
+            f"out of memory before the first step: {job.model_name} does not fit on {describe(job.device)}; "
+            "is somebody else using it? (nvidia-smi tells)"
+        ) from error
 
 
 def _train(t: Training) -> Outcome:
@@ -91,7 +104,7 @@ def _train(t: Training) -> Outcome:
             return _wind_up(t)
         except NotFinite as error:
             raise _not_finite(t, error) from None
-        except (RuntimeError, ValueError, AssertionError) as error:
+        except (RuntimeError, ValueError, AssertionError, MemoryError) as error:
             if is_out_of_memory(error):
                 stretch = t.job.timeline.at(min(t.progress.step, t.job.timeline.num_steps - 1)).stretch
                 raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
