@@ -295,7 +295,8 @@ class TestStep:
 class TestEma:
     @pytest.mark.parametrize("warmup", [False, True])
     def test_it_is_timms(self, warmup: bool) -> None:
-        spec = recipe(ema={"decay": 0.9, "warmup": warmup, "warmup_gamma": 2.0, "warmup_power": 0.75})
+        rise = {"warmup": True, "warmup_gamma": 2.0, "warmup_power": 0.75} if warmup else {}
+        spec = recipe(ema={"decay": 0.9, **rise})
         learner = make_learner(spec)
         theirs = timm.utils.ModelEmaV3(learner.model, decay=0.9, use_warmup=warmup, warmup_gamma=2.0, warmup_power=0.75)
         for step in range(8):
