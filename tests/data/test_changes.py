@@ -22,6 +22,7 @@ from fortyfold.data.requests import BatchShape, Sampler, eval_requests
 from fortyfold.data.splits import open_folder
 from fortyfold.engine.setup import open_job
 from fortyfold.models.timm_import import timm
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Augment
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
@@ -287,6 +288,33 @@ def test_erasing_fills_the_box_and_nothing_else(folder: Path, fill: str) -> None
     else:
         counts = np.bincount(found.ravel(), minlength=256)
         assert counts.min() > 0 and found.mean() == pytest.approx(127.5, abs=3)
+
+
+def test_the_loader_takes_the_recipes_keys(folder: Path) -> None:
+    loader, shape = Loader(folder, threads=1), {"px": 32, "rank_batch": 8}
+    keys = {"policy": "rand", "color_jitter": [0.4, 0.4, 0.4, 0.1], "erase": 0.5}
+    by_keys = list(loader.epoch(1, augment=keys, **shape))  # type: ignore[arg-type]
+    section = list(loader.epoch(1, augment=EVERYTHING, **shape))  # type: ignore[arg-type]
+    assert by_sample(by_keys) == by_sample(section)
+
+
+@pytest.mark.parametrize(
+    ("augment", "line"),
+    [
+        ({"policy": "random"}, "augment: policy: should be 'none', 'rand' or 'trivial', got \"random\""),
+        ({"polcy": "rand"}, "augment: unknown key polcy; did you mean policy?"),
+        ({"rand_ops": 3}, 'augment: rand_ops is for policy = "rand", and does nothing here; leave it out'),
+        (
+            {"mixup": 1, "repeats": 5},
+            "augment.repeats = 5 would mix images with themselves in a global batch of 8; with",
+        ),
+        ("rand", "augment is a str; give a dict such as {'policy': 'rand'}"),
+    ],
+)
+def test_and_says_what_is_wrong_with_them_in_one_line(folder: Path, augment: Any, line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Loader(folder, threads=1).epoch(0, px=16, rank_batch=8, augment=augment)
+    assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
 
 
 def test_evaluation_is_never_changed(folder: Path) -> None:
