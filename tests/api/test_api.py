@@ -33,6 +33,12 @@ def stripes(count: int = 24) -> Items:
     ]
 
 
+class Named(list[Any]):
+    def __init__(self, items: Items, classes: str) -> None:
+        super().__init__(items)
+        self.classes = [*classes]
+
+
 def network() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(
@@ -146,6 +152,13 @@ def test_a_listener_that_raises_is_warned_about_and_does_not_stop_the_run(tmp_pa
         ({"train_data": [(np.zeros((8, 8, 3)), 0)]}, {}, "uint8"),
         ({"train_data": stripes(), "num_classes": 1}, {"evaluate.every_epochs": 0}, "has the label 1"),
         ({"train_data": stripes()}, {"evaluate.every_epochs": 0, "data.copies": "x"}, "not of an own data set"),
+        ({"train_data": stripes()}, {"evaluate.every_epochs": 0, "data.stage": "x"}, "data.stage copies data.root"),
+        ({"train_data": stripes()}, {"evaluate.every_epochs": 0, "data.backend": "dali"}, "decodes files, not an own"),
+        (
+            {"train_data": Named(stripes(), "abc"), "val_data": Named(stripes(), "ab"), "num_classes": None},
+            {},
+            "val_data.classes names 2 classes, but train_data has 3",
+        ),
         ({}, {"log.sinks": ["tensorbord"]}, "did you mean tensorboard"),
     ],
 )

@@ -20,8 +20,10 @@ _UNKNOWN = -1  # a label
 _PROBED = 8  # items tried before the data set is found to be no good
 
 
-def open_own(source: DataSet, name: str = "data_set", num_classes: int | None = None) -> Index:
-    """The index of `source`, which errors call `name`."""
+def open_own(
+    source: DataSet, name: str = "data_set", num_classes: int | None = None, counted_by: str = "num_classes ="
+) -> Index:
+    """The index of `source`, which errors call `name`; `counted_by` says in them where `num_classes` is from."""
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise UserError(
             f"{name} is no data set but an object of type {type(source).__name__}; "
@@ -31,7 +33,11 @@ def open_own(source: DataSet, name: str = "data_set", num_classes: int | None = 
     if not num_samples:
         raise UserError(f"{name} is empty")
     first = _first_label(source, num_samples, name)
-    classes = _class_names(source, name, num_classes, first)
+    classes = _class_names(source, first, num_classes)
+    if classes is None:
+        raise UserError(f"{name} does not tell its classes; give it a list `classes`, or say num_classes")
+    if num_classes not in (None, len(classes)):
+        raise UserError(f"{name}.classes names {len(classes)} classes, but {counted_by} {num_classes}")
     items = Items(source, name, len(classes), soft=not isinstance(first, int))
     labels = np.full(num_samples, _UNKNOWN, np.int32)
     return Index(Path(name), classes, labels, b"", np.zeros(num_samples, np.int64), items=items)
@@ -51,17 +57,13 @@ def _first_label(source: DataSet, num_samples: int, name: str) -> Label:
     raise UserError(f"{name}: its first {len(reasons)} items cannot be loaded; {name}[0]: {reasons[0]}")
 
 
-def _class_names(source: Any, name: str, num_classes: int | None, first: Label) -> tuple[str, ...]:
+def _class_names(source: Any, first: Label, num_classes: int | None) -> tuple[str, ...] | None:
     named = getattr(source, "classes", None)
     if isinstance(named, Sequence) and not isinstance(named, str) and len(named):
-        if num_classes not in (None, len(named)):
-            raise UserError(f"{name}.classes names {len(named)} classes, but num_classes = {num_classes}")
         return tuple(map(str, named))
     if num_classes is None:
         num_classes = _count_labels(source, first) if isinstance(first, int) else len(first)
-    if num_classes is None or num_classes < 1:
-        raise UserError(f"{name} does not tell its classes; give it a list `classes`, or say num_classes")
-    return tuple(map(str, range(num_classes)))
+    return tuple(map(str, range(num_classes))) if num_classes and num_classes > 0 else None
 
 
 def _count_labels(source: Any, first: int) -> int | None:
