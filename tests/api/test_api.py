@@ -34,6 +34,12 @@ def stripes(count: int = 24) -> Items:
     ]
 
 
+class Named(list[Any]):
+    def __init__(self, items: Items, classes: str) -> None:
+        super().__init__(items)
+        self.classes = [*classes]
+
+
 def network() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(
@@ -163,6 +169,13 @@ def test_a_listener_that_raises_is_warned_about_and_does_not_stop_the_run(tmp_pa
         ({"model": torch.nn.Linear}, {}, "model is no torch.nn.Module"),
         ({"num_classes": 2}, {}, "num_classes is for train_data"),
         ({"num_classes": None}, {"log.sinks": ["tensorbord"]}, "did you mean tensorboard"),
+        ({"train_data": stripes()}, {**UNSCORED, "data.stage": "x"}, "data.stage copies data.root"),
+        ({"train_data": stripes()}, {**UNSCORED, "data.backend": "dali"}, "decodes files, not an own"),
+        (
+            {"train_data": Named(stripes(), "abc"), "val_data": Named(stripes(), "ab"), "num_classes": None},
+            {},
+            "val_data.classes names 2 classes, but train_data has 3",
+        ),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, arguments: Any, changes: Any, message: str) -> None:

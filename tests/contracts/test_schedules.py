@@ -36,7 +36,7 @@ def tiny(**changes: Any) -> Recipe:
 def test_it_stays_within_0_and_1_and_never_rises_once_it_was_at_1(name: str) -> None:
     factor = plugin.load("fortyfold.schedules", name).factor
     warmup = 0.0 if name == "one_cycle" else 1.0
-    schedule = Schedule(name=name, warmup_epochs=warmup, step_epochs=3)
+    schedule = Schedule(name=name, warmup_epochs=warmup, **({"step_epochs": 3} if name == "step" else {}))
     values = [factor(warmup + tick / 10, 10, schedule) for tick in range(90)]
     top = values.index(1)
     assert top == (30 if name == "one_cycle" else 0)  # the others rise in the warm-up

@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from images import encoded, pixels
 from numpy.typing import NDArray
 
-from fortyfold.data import Loader
+from fortyfold.data import Loader, operations
 from fortyfold.data.augment import ERASE, uniforms
 from fortyfold.data.changes import JITTERED, OPERATIONS, STRONGEST, Changes, Step, draw_changes, reach, step_of
 from fortyfold.data.operations import operate
@@ -21,6 +22,7 @@ from fortyfold.data.requests import BatchShape, Sampler, eval_requests
 from fortyfold.data.splits import open_folder
 from fortyfold.engine.setup import open_job
 from fortyfold.models.timm_import import timm
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Augment
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
@@ -220,19 +222,47 @@ def test_pixels_depend_on_neither_threads_nor_batches_nor_where_it_starts(folder
     assert shares[0] | shares[1] | shares[2] == whole
 
 
-def test_torchs_own_threads_change_nothing_and_are_left_as_they_are() -> None:
-    image, threads = picture(400) // 4 + 191, torch.get_num_threads()  # a bright one: sums beyond 24 bits
-    steps = [Step("Contrast", 1.3), Step("Rotate", 20.0), Step("Sharpness", 1.7), Step("Hue", 0.1)]
-    results = []
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            results.append(image.copy())
-            operate(results[-1], steps)
-            assert torch.get_num_threads() == num_threads
-    finally:
-        torch.set_num_threads(threads)
-    assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def bright(seed: int) -> NDArray[np.uint8]:
+    """The sum of its grey levels needs more than 24 bits; their mean is a whole number."""
+    image = np.repeat(np.random.default_rng(seed).integers(191, 250, (512, 512, 1), np.uint8), 3, axis=2)
+    grey = functional.rgb_to_grayscale(chw(image))
+    missing = -int(grey.sum(dtype=torch.int64)) % grey.numel()
+    image.reshape(-1, 3)[:missing] += 1
+    return image
+
+
+def test_torchs_own_threads_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, torch_threads: Callable[[int], None]
+) -> None:
+    monkeypatch.setattr(operations, "_set_openmp_threads", None)  # so that torch uses them all
+    theirs = set()
+    for image in map(bright, range(3)):
+        grey = functional.rgb_to_grayscale(chw(image))
+        mean = int(grey.sum(dtype=torch.int64)) // grey.numel()
+        for num_threads in (1, 2, 3, 4):
+            torch_threads(num_threads)
+            assert (after(Step("Contrast", 0.0), image) == mean).all()
+            theirs.add(int(functional.adjust_contrast(chw(image), 0.0)[0, 0, 0]) - mean)
+    assert theirs == {-1, 0}  # or this test could not fail
+
+
+def test_torchs_own_threads_are_left_as_they_are(torch_threads: Callable[[int], None]) -> None:
+    for num_threads in (1, 2, 3):
+        torch_threads(num_threads)
+        after(Step("Contrast", 1.3), picture())
+        assert torch.get_num_threads() == num_threads
+
+
+def test_the_time_it_takes_is_counted_with_resizing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fortyfold.data.reader.change_pixels", lambda *arguments: 1000.0)
+    assert all(batch.seconds.resize > 1000 > batch.seconds.decode for batch in epoch(folder, EVERYTHING))
 
 
 def test_unreadable_images_are_still_named_and_weigh_nothing(folder: Path) -> None:
@@ -258,6 +288,33 @@ def test_erasing_fills_the_box_and_nothing_else(folder: Path, fill: str) -> None
     else:
         counts = np.bincount(found.ravel(), minlength=256)
         assert counts.min() > 0 and found.mean() == pytest.approx(127.5, abs=3)
+
+
+def test_the_loader_takes_the_recipes_keys(folder: Path) -> None:
+    loader, shape = Loader(folder, threads=1), {"px": 32, "rank_batch": 8}
+    keys = {"policy": "rand", "color_jitter": [0.4, 0.4, 0.4, 0.1], "erase": 0.5}
+    by_keys = list(loader.epoch(1, augment=keys, **shape))  # type: ignore[arg-type]
+    section = list(loader.epoch(1, augment=EVERYTHING, **shape))  # type: ignore[arg-type]
+    assert by_sample(by_keys) == by_sample(section)
+
+
+@pytest.mark.parametrize(
+    ("augment", "line"),
+    [
+        ({"policy": "random"}, "augment: policy: should be 'none', 'rand' or 'trivial', got \"random\""),
+        ({"polcy": "rand"}, "augment: unknown key polcy; did you mean policy?"),
+        ({"rand_ops": 3}, 'augment: rand_ops is for policy = "rand", and does nothing here; leave it out'),
+        (
+            {"mixup": 1, "repeats": 5},
+            "augment.repeats = 5 would mix images with themselves in a global batch of 8; with",
+        ),
+        ("rand", "augment is a str; give a dict such as {'policy': 'rand'}"),
+    ],
+)
+def test_and_says_what_is_wrong_with_them_in_one_line(folder: Path, augment: Any, line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Loader(folder, threads=1).epoch(0, px=16, rank_batch=8, augment=augment)
+    assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
 
 
 def test_evaluation_is_never_changed(folder: Path) -> None:

@@ -185,7 +185,6 @@ def test_it_mixes_only_where_the_recipe_says_so(some_bad: Index) -> None:
 
     assert any_mix(changed(mix_epochs=2), 1)
     assert not any_mix(changed(mix_epochs=2), 2)
-    assert not any_mix(changed(mix_share=0), 1)
     assert not any_mix(Augment(), 1)
     assert all(batch.mix is None for batch in Reader(1).stream(eval_requests(some_bad, 16, 1.0, 30)))
 

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fortyfold.data.own import open_own
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import BatchShape, Sampler, eval_requests, rectangular_requests
 from fortyfold.data.splits import open_folder
-from fortyfold.spec.errors import UserError
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.recipe import Augment
 
 AUGMENT = Augment(policy="rand", erase=0.3, mixup=1, mix_each="pair", repeats=2)
@@ -165,11 +166,29 @@ def test_what_tells_the_classes() -> None:
     assert open_own(Plain(items, targets=torch.tensor([0, 1])), num_classes=4).classes == ("0", "1", "2", "3")
     prints = {
         open_own(source, num_classes=2).fingerprint
-        for source in (Plain(items), Plain(items[:1]), Plain(items, labels=[0, 1]), Plain(items, classes=["a", "b"]))
+        for source in (Plain(items), Plain(items[:1]), Plain(items, classes=["a", "b"]))
     }
-    assert len(prints) == 4
+    assert len(prints) == 3
     index = open_own(Plain(items), "train_data", 2)
     assert index.relative_path(1) == "item 1" and index.path(1) == "item 1 of train_data"
+
+
+class Unreadable:
+    """Such as a tensor on a GPU."""
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_labels_count_classes_only_where_nothing_else_tells_and_they_fit() -> None:
+    items = [(IMAGE, 0), (IMAGE, 1)]
+    for labels in ([281, 285], [0, 1, 2], [-1, 0], Unreadable()):  # a target_transform made 0 and 1 of them, say
+        assert open_own(Plain(items, classes=["a", "b"], labels=labels)).classes == ("a", "b")
+        assert open_own(Plain(items, labels=labels), num_classes=2).classes == ("0", "1")
+    for labels in ([0, 1, 2], [-1, 0], Unreadable()):
+        assert open_own(Plain(items, labels=labels, targets=[0, 1])).classes == ("0", "1")
+        with pytest.raises(UserError, match="does not tell its classes"):
+            open_own(Plain(items, labels=labels))
 
 
 def test_classes_of_a_validation_set_are_the_training_sets() -> None:
@@ -193,9 +212,6 @@ def test_classes_of_a_validation_set_are_the_training_sets() -> None:
         (Plain([(IMAGE, "cat")]), r"data_set\[0\] has the label 'cat'; a label is"),
         (Plain([(IMAGE, [0.5, np.nan])]), "a probability for each class"),
         (Plain([(IMAGE, 0)]), "does not tell its classes"),
-        (Plain([(IMAGE, 0)], labels=[0, 1]), "has 1 items but 2 labels"),
-        (Plain([(IMAGE, 0)], labels=[-1]), r"data_set.labels\[0\] is -1"),
-        (Plain([(IMAGE, 0)] * 2, classes=["a"], labels=[0, 1]), r"label 1; there are classes 0 to 0"),
         (Plain([KeyError("x")] * 9), r"its first 8 items cannot be loaded; data_set\[0\]: KeyError: 'x'"),
     ],
 )  # fmt: skip
@@ -224,5 +240,47 @@ def test_what_raises_is_a_bad_image_unless_it_may_pass() -> None:
     (batch,) = Loader(Plain(items), num_classes=2, threads=2).evaluation(px=16, rank_batch=4)
     assert batch.bad == [(1, "ValueError: two"), (2, "FileNotFoundError: [Errno 2] gone")]
     assert batch.weights.tolist() == [1, 0, 0, 1] and batch.labels.tolist() == [0, 0, 0, 1]
-    with pytest.raises(OSError, match="Input/output"):
-        list(Loader(Plain([*items, OSError(5, "Input/output error")]), num_classes=2).evaluation(px=16, rank_batch=5))
+
+
+class Gone(Image.Image):
+    """Its file's disk fails when the pixels are wanted."""
+
+    def load(self) -> Any:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (OSError(5, "Input/output error"), "OSError: .*Input/output error"),
+        (TimeoutError("the store"), "TimeoutError: the store"),
+        (ConnectionError("reset"), "ConnectionError: reset"),
+        (MemoryError(), "MemoryError"),
+        ((Gone(), 0), "OSError: .*Input/output error"),
+    ],
+)
+def test_what_may_pass_ends_the_run_and_names_the_item(item: Any, message: str) -> None:
+    loader = Loader(Plain([(IMAGE, 0), item]), num_classes=2, threads=2)
+    with pytest.raises(RunFailed, match=rf"^data_set\[1\] cannot be loaded now: {message}"):
+        list(loader.evaluation(px=16, rank_batch=2))
+
+
+class Alone(Image.Image):
+    """Notices when a second thread loads it meanwhile, as Pillow's lazy images do not."""
+
+    inside = 0
+    met = False
+
+    def load(self) -> Any:
+        self.inside += 1
+        time.sleep(0.005)
+        self.met |= self.inside > 1
+        self.inside -= 1
+        return super().load()
+
+
+def test_threads_do_not_load_one_pil_image_at_once() -> None:
+    image = Alone()
+    image.__dict__ |= pixels(30, 24).__dict__
+    list(Loader([(image, 0)] * 8, num_classes=2, threads=4).evaluation(px=16, rank_batch=8))
+    assert not image.met

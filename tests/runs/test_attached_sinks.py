@@ -51,6 +51,7 @@ def test_a_run_is_reported_while_it_goes_on(tiny_data: Path, tmp_path: Path, for
     [
         ("raise ValueError('no such luck')", "failed: ValueError: no such luck"),
         ("import sys; sys.exit(3)", "failed: exit code 3"),
+        ("import sys; sys.exit('fortyfold: no key\\nwandb: bye')", "failed: no key (training"),
         ("import time; time.sleep(60)", "did not finish in "),
         (None, "cannot be started: [Errno 2] No such file or directory: '/none'"),
     ],

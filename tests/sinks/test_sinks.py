@@ -12,9 +12,11 @@ from made_run import MadeRun
 from sink_readers import read_csv, read_tensorboard, read_wandb, read_wandb_records
 
 from fortyfold import sinks
+from fortyfold.metrics.points import Point, PointReader, Replayed
 from fortyfold.sinks import write_run
+from fortyfold.sinks.csv import CsvSink
 from fortyfold.spec.errors import RunFailed, UserError
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, write_json
 
 
 def attach(name: str, run_dir: RunDir, **log: Any) -> str | None:
@@ -62,6 +64,61 @@ def test_a_run_that_was_moved_away_is_left_alone(tmp_path: Path, monkeypatch: py
     assert write_run("csv", run.run_dir, {}, goes_on) is None
     assert not run.run_dir.points_csv.exists()
     assert RunDir(tmp_path / "aside").points_csv.exists()
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_so_it_is_when_that_happens_while_it_is_read(
+    replayed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = MadeRun(tmp_path / "run").finish()
+    whole = PointReader.poll
+
+    def poll(self: PointReader, **options: Any) -> list[Point]:
+        run.run_dir.path.rename(tmp_path / "aside")
+        MadeRun(tmp_path / "run").steps(0, 20)
+        if replayed:
+            raise Replayed
+        return whole(self, **options)
+
+    monkeypatch.setattr(PointReader, "poll", poll)
+    assert attach("csv", run.run_dir) is None
+    assert not run.run_dir.points_csv.exists()
+
+
+def test_a_csv_that_was_moved_is_written_where_it_is(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run")
+    sink = CsvSink(run.run_dir)
+    sink.write([Point("steps", 8, 1, 5.0, {"lr": 0.5})])
+    run.run_dir.path.rename(tmp_path / "aside")
+    sink.write([Point("steps", 16, 2, 6.0, {"lr": 0.25})])
+    sink.close()
+    assert not run.run_dir.path.exists()
+    assert len(read_csv(RunDir(tmp_path / "aside"))) == 2
+
+
+def test_a_long_run_is_written_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fortyfold.metrics.points.MAX_POINTS", 3)
+    run = MadeRun(tmp_path / "run", every_steps=2).finish()
+    lengths: list[int] = []
+    whole = CsvSink.write
+
+    def write(self: CsvSink, points: list[Point]) -> None:
+        lengths.append(len(points))
+        whole(self, points)
+
+    monkeypatch.setattr(CsvSink, "write", write)
+    attach("csv", run.run_dir)
+    assert lengths == [3, 4, 3, 2]  # the second and the last with an evaluation
+    seen = [row[0] for row in read_csv(run.run_dir)]
+    assert seen == [16, 32, 48, 64, 64, 80, 96, 112, 128, 160, 192, 192]
+
+
+def test_an_older_run_that_named_no_model_has_sinks_too(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run").finish()
+    spec = run.run_dir.read_spec()
+    del spec["model"]
+    write_json(run.run_dir.spec, spec)
+    assert attach("csv", run.run_dir)
 
 
 def test_only_log_keys_may_differ(tmp_path: Path) -> None:
@@ -165,15 +222,47 @@ def test_wandb_offline_keeps_its_id_and_no_secret(tmp_path: Path, monkeypatch: p
     assert "Would sync 1 run(s)" in shown.stdout + shown.stderr
 
 
-def test_wandb_without_a_key_is_one_line(tmp_path: Path) -> None:
-    run = MadeRun(tmp_path / "run").finish()
+def sink_to_wandb(folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """In a process that knows no key, no settings but the folder's wandb/settings, and these variables."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
-    environment |= {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
-    command = [sys.executable, "-m", "fortyfold", "sink", str(run.run_dir.path), "wandb"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment |= {"HOME": str(folder), "NETRC": str(folder / "none"), **variables}
+    command = [sys.executable, "-m", "fortyfold", "sink", str(folder / "run"), "wandb"]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        ({}, "wandb has no API key; run `wandb login`, set WANDB_API_KEY, or keep it "),
+        ({"WANDB_MODE": "disabled"}, "wandb is disabled here; set WANDB_MODE to online or offline, or leave"),
+        ({"WANDB_MODE": "ofline"}, "wandb's settings are wrong: mode: Input should be 'online', 'offline'"),
+    ],
+)
+def test_wandb_that_cannot_be_used_is_one_line(tmp_path: Path, variables: dict[str, str], line: str) -> None:
+    MadeRun(tmp_path / "run").finish()
+    done = sink_to_wandb(tmp_path, **variables)
     assert done.returncode == 2
-    assert done.stderr.startswith("fortyfold: wandb has no API key; run `wandb login`, set WANDB_API_KEY, or keep it ")
+    assert done.stderr.startswith(f"fortyfold: {line}")
     assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "names"),
+    [
+        ("", {"WANDB_MODE": "dryrun"}, ("fortyfold", "run")),
+        ("[default]\nmode = offline\n", {"WANDB_PROJECT": "birds", "WANDB_NAME": "wren"}, ("birds", "wren")),
+    ],
+)
+def test_wandbs_own_settings_count(
+    tmp_path: Path, settings: str, variables: dict[str, str], names: tuple[str, str]
+) -> None:
+    run = MadeRun(tmp_path / "run").finish()
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text(settings)
+    done = sink_to_wandb(tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    (started,) = [record.run for record in read_wandb_records(run.run_dir) if record.HasField("run")]
+    assert (started.project, started.display_name) == names
 
 
 class OnlineRun:

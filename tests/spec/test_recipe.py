@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,15 +58,19 @@ def test_phases_fill_from_the_recipe_and_keep_their_own(tmp_path: Path) -> None:
         (("lr = 0.1", "lr = -1"), r"optim\.lr: should be greater than 0, got -1"),
         (("lr = 0.1", "lr = 0.1\nclip_norm = 1.0\nclip_value = 1.0"), r"optim: clip_norm and clip_value exclude"),
         (("epochs = 2", 'epochs = 2\nloss.name = "mse"'), r"loss\.name: should be 'cross_entropy' or 'bce'"),
-        (("epochs = 2", "epochs = 2\nloss.bce_threshold = 0.2"), r'loss: bce_threshold and .* are for name = "bce"'),
+        (("epochs = 2", "epochs = 2\nloss.bce_threshold = 0.2"), r'loss: bce_threshold is for name = "bce", and does'),
         (("epochs = 2", "epochs = 2\nprecision.loss_scale = 8.0"), r'precision: loss_scale is for dtype = "fp16"'),
-        (("epochs = 2", "epochs = 2\nema.warmup = true"), r"ema: warmup without a decay"),
+        (("epochs = 2", "epochs = 2\nema.warmup = true"), r"ema: warmup is for an average \(decay > 0\)"),
         (("epochs = 2", ""), r"give epochs, or phases"),
         (("global_batch = 8", ""), r"give global_batch or rank_batch"),
         (("global_batch = 8", "global_batch = 8\nrank_batch = 8"), r"global_batch and rank_batch exclude each other"),
         (('root = "x"', ""), r"data\.root is missing"),
         (("epochs = 2", "epochs = 2 2"), r"not valid TOML: .*line 2"),
         (('name = "resnet18"', 'name = "resnet18"\narguments = { num_classes = 5 }'), r"model: num_classes is counted"),
+        (("epochs = 2", "epochs = 2\naugment = { mixup = 1, repeats = 5 }"), r"repeats = 5 .* of 8; .* at least 10"),
+        (("epochs = 2", "epochs = 2\naugment.color_jitter = [0.4, 0.4, 0.4]"),
+         r"augment\.color_jitter: should be one number, or four \(b.* hue up to 0\.5\), got \[0\.4, 0\.4, 0\.4\]$"),
+        (("epochs = 2", "epochs = 2\naugment.color_jitter = [0, 0, 0, 0.6]"), r"color_jitter: should be one number"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_file_and_key(tmp_path: Path, change: tuple[str, str], line: str) -> None:
@@ -75,6 +80,40 @@ def test_a_mistake_is_one_line_that_names_file_and_key(tmp_path: Path, change: t
     assert re.search(line, str(raised.value)), raised.value
     assert str(raised.value).startswith(path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"augment.rand_ops": 3}, 'augment: rand_ops is for policy = "rand", and does nothing here; leave it out'),
+        ({"augment.policy": "trivial", "augment.rand_magnitude": 3}, 'rand_magnitude is for policy = "rand"'),
+        ({"augment.erase_fill": "mean"}, "erase_fill is for erase > 0"),
+        ({"augment.mixup": 1, "augment.cutmix_share": 0.1}, "cutmix_share is for mixup and cutmix together"),
+        ({"augment.mix_share": 0.5}, "mix_share is for mixup or cutmix"),
+        ({"augment.mix_each": "pair"}, "mix_each is for mixup or cutmix"),
+        ({"augment.mix_epochs": 0}, "mix_epochs is for mixup or cutmix"),
+        ({"augment.mixup": 1, "augment.mix_share": 0}, "mixup is for mix_share > 0"),
+        ({"augment.cutmix": 1, "augment.mix_epochs": 0}, "cutmix is for mix_epochs > 0"),
+        ({"schedule.power": 1.0}, 'schedule: power is for name = "polynomial"'),
+        ({"schedule.peak": 0.5}, 'peak is for name = "one_cycle"'),
+        ({"schedule.step_epochs": 2}, 'step_epochs is for name = "step"'),
+        ({"schedule.step_factor": 0.5}, 'step_factor is for name = "step"'),
+        ({"ema.decay": 0.9, "ema.warmup_gamma": 2.0}, "ema: warmup_gamma is for warmup = true"),
+        ({"ema.decay": 0.9, "ema.warmup_power": 0.75}, "warmup_power is for warmup = true"),
+        ({"optim.accum_iter": 2}, 'optim: accum_iter is for name = "accumadam" or "accumadamw"'),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        load_recipe("tiny", changes)
+    assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("arguments", [{"a": None}, {"a": [1, {"b": None}]}])
+@pytest.mark.parametrize("section", ["model", "optim"])
+def test_arguments_have_no_none(section: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"{section}\.arguments: None cannot be written in TOML"):
+        load_recipe("tiny", {f"{section}.arguments": arguments})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +190,7 @@ def test_a_wrong_name_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", built_in_names())
 def test_the_resolved_text_is_the_same_recipe(tmp_path: Path, name: str) -> None:
-    recipe = load_recipe(name, {"model.arguments": {"a b": [1, "ü\n\"'"], "c": {"d": 1e-9}}})
+    recipe = load_recipe(name, {"model.arguments": {"a b": [1, "ü\n\"'"], "🙂": {"\x7f": 1e-9}}})
     for explain in (False, True):
         assert load_recipe(write(tmp_path, to_toml(recipe, explain=explain))) == recipe
 

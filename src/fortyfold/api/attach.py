@@ -116,7 +116,8 @@ def _last_line(run_dir: RunDir, name: str) -> str:
         lines = run_dir.sink_log(name).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return str(error)
-    return next((line for line in reversed(lines) if line.strip()), "").removeprefix("fortyfold: ")
+    told = [line for line in lines if line.startswith("fortyfold: ")] or [line for line in lines if line.strip()]
+    return told[-1].removeprefix("fortyfold: ") if told else ""
 
 
 def _tell_failure(run_dir: RunDir, name: str, what: str) -> None:

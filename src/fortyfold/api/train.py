@@ -78,7 +78,9 @@ def _open_data(
             raise UserError("num_classes is for train_data; a folder's classes are counted")
         return None, None
     train = open_own(train_data, "train_data", num_classes)
-    return train, open_own(val_data, "val_data", len(train.classes)) if val_data is not None else None
+    if val_data is None:
+        return train, None
+    return train, open_own(val_data, "val_data", len(train.classes), counted_by="train_data has")
 
 
 def _prepare(recipe: Recipe) -> Path | None:

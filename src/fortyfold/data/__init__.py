@@ -4,17 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fortyfold.data.loader import Loader
-    from fortyfold.spec.recipe import Augment
 
-__all__ = ["Augment", "Loader"]
+__all__ = ["Loader"]
 
 
 def __getattr__(name: str) -> Any:
-    """Both are imported only when they are asked for: commands that need neither start faster."""
-    if name == "Augment":
-        from fortyfold.spec.recipe import Augment
-
-        return Augment
+    """`Loader` is imported only when it is asked for: commands that do not need it start faster."""
     if name == "Loader":
         from fortyfold.data.loader import Loader
 

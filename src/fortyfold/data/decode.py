@@ -45,7 +45,7 @@ class StageSeconds(NamedTuple):
 
     read: float = 0.0
     decode: float = 0.0
-    resize: float = 0.0
+    resize: float = 0.0  # and changing pixels afterwards
 
 
 def _load_native() -> ModuleType | None:

@@ -1,12 +1,16 @@
-"""The items of somebody's own data set object: (image, label) by number, checked, as Pillow images.
+"""The items of somebody's own data set object: (image, label) by number, checked, as Pillow images in RGB.
 
 An image is a uint8 H × W × 3 array, a uint8 3 × H × W torch tensor, or a PIL image; a label is a class number or a
-probability for each class. An item that raises is an unreadable image (BadImage); one of another kind ends all
-(UserError), since the others will be no better. Any thread may load items.
+probability for each class. An item that raises is an unreadable image (BadImage), unless its fault may pass
+(RunFailed); one of another kind ends all (UserError), since the others will be no better. Any thread may load items,
+several the same one, too.
 """
 
 import errno
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +21,7 @@ from PIL import Image
 from fortyfold.data.decode import Headers, Reasons, attempt
 from fortyfold.data.order import Ids
 from fortyfold.data.pillow_decode import BadImage, describe, orientation
-from fortyfold.spec.errors import UserError
+from fortyfold.spec.errors import RunFailed, UserError
 
 Label = int | NDArray[np.float32]
 Labels = NDArray[np.int64] | NDArray[np.float32]  # class numbers, or a row of probabilities an image
@@ -25,6 +29,7 @@ Labels = NDArray[np.int64] | NDArray[np.float32]  # class numbers, or a row of p
 _ITEM = "an item is (image, label)"
 _IMAGE = "an image is a uint8 H × W × 3 array, a uint8 3 × H × W tensor or a PIL image (not normalised)"
 _LASTING_FAULTS = (None, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR)  # Pillow's have no number
+_LOCKS = [threading.Lock() for _ in range(64)]  # an image has one of them, so that most are loaded side by side
 
 
 class DataSet(Protocol):
@@ -38,12 +43,13 @@ class DataSet(Protocol):
 @dataclass(frozen=True)
 class Item:
     image: Image.Image
+    orientation: int  # by its EXIF data
     label: Label
 
     @property
     def header(self) -> tuple[int, int, int]:
         """Width, height, EXIF orientation."""
-        return self.image.width, self.image.height, orientation(self.image)
+        return self.image.width, self.image.height, self.orientation
 
 
 @dataclass(frozen=True)
@@ -56,17 +62,16 @@ class Items:
     soft: bool  # labels are probabilities
 
     def load(self, sample: int) -> Item:
-        image, label = fetch(self.source, sample, self.name)
-        found = as_label(label, f"{self.name}[{sample}]")
+        where = f"{self.name}[{sample}]"
+        image, label = fetch(self.source, sample, where)
+        found = as_label(label, where)
         if isinstance(found, int) == self.soft:
-            raise UserError(f"{self.name}[{sample}] has a label of another kind than the first; all must be alike")
+            raise UserError(f"{where} has a label of another kind than the first; all must be alike")
         if isinstance(found, int) and not 0 <= found < self.num_classes:
-            raise UserError(
-                f"{self.name}[{sample}] has the label {found}; there are classes 0 to {self.num_classes - 1}"
-            )
+            raise UserError(f"{where} has the label {found}; there are classes 0 to {self.num_classes - 1}")
         if not isinstance(found, int) and len(found) != self.num_classes:
-            raise UserError(f"{self.name}[{sample}] has {len(found)} probabilities for {self.num_classes} classes")
-        return Item(as_image(image, f"{self.name}[{sample}]"), found)
+            raise UserError(f"{where} has {len(found)} probabilities for {self.num_classes} classes")
+        return Item(*_load_pixels(as_image(image, where), where), found)
 
     def blank_labels(self, num_images: int) -> Labels:
         """Of images that are not loaded yet, or cannot be."""
@@ -84,19 +89,31 @@ class Items:
         return headers, attempt(read, range(len(samples)), num_threads)
 
 
-def fetch(source: DataSet, sample: int, name: str) -> tuple[Any, Any]:
-    """Image and label as they come; a fault that may pass is not a bad image, and ends the run."""
-    try:
+def fetch(source: DataSet, sample: int, where: str) -> tuple[Any, Any]:
+    """Image and label as they come."""
+    with _faults_sorted(where):
         item = source[sample]
-    except MemoryError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno not in _LASTING_FAULTS:
-            raise
-        raise BadImage(describe(error)) from None
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise UserError(f"{name}[{sample}] is a {type(item).__name__}; {_ITEM}")
+        raise UserError(f"{where} is a {type(item).__name__}; {_ITEM}")
     return item[0], item[1]
+
+
+def _load_pixels(image: Image.Image, where: str) -> tuple[Image.Image, int]:
+    """The image in RGB, and its EXIF orientation. Pillow's own loading is not safe in several threads at once."""
+    with _LOCKS[id(image) // 64 % len(_LOCKS)], _faults_sorted(where):
+        return image.convert("RGB"), orientation(image)
+
+
+@contextmanager
+def _faults_sorted(where: str) -> Iterator[None]:
+    """A fault that may pass is not a bad image, and ends the run: leaving the image out would change the weights."""
+    try:
+        yield
+    except Exception as error:
+        passing = isinstance(error, MemoryError | TimeoutError | ConnectionError)
+        if passing or (isinstance(error, OSError) and error.errno not in _LASTING_FAULTS):
+            raise RunFailed(f"{where} cannot be loaded now: {describe(error)}") from error
+        raise BadImage(describe(error)) from None
 
 
 def as_image(image: Any, where: str) -> Image.Image:

@@ -1,7 +1,8 @@
 """A split's batches in anybody's training loop: the loader of fortyfold, without the rest of it."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 from fortyfold.data.changes import Colour
 from fortyfold.data.cores import available_cores
@@ -13,6 +14,7 @@ from fortyfold.data.requests import BatchShape, Sampler, eval_requests, require_
 from fortyfold.data.splits import open_folder
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Augment
+from fortyfold.spec.recipe_file import parse_section
 from fortyfold.spec.timeline import num_batches
 from fortyfold.spec.world import World
 
@@ -59,7 +61,7 @@ class Loader:
         flip: bool = True,
         tail: str = "keep",
         shuffle: str = "global",
-        augment: Augment | None = None,
+        augment: Augment | Mapping[str, Any] | None = None,
         mean: Colour = (0.485, 0.456, 0.406),
         rank: int = 0,
         world_size: int = 1,
@@ -67,7 +69,8 @@ class Loader:
     ) -> Generator[Batch, None, None]:
         """Random crops of every image once, in an order of its own for each (seed, epoch).
 
-        Starts at any batch at once, so that a run can go on in the middle of an epoch.
+        `augment` has the keys of a recipe's section of that name, such as {"policy": "rand", "erase": 0.25}. Starts at
+        any batch at once, so that a run can go on in the middle of an epoch.
         """
         if tail not in ("keep", "drop") or shuffle not in ("global", "block"):
             raise UserError(f"tail = {tail!r}, shuffle = {shuffle!r}: there are 'keep', 'drop' and 'global', 'block'")
@@ -77,8 +80,10 @@ class Loader:
         batches = num_batches(len(self._index), global_batch, tail)
         if not batches:
             raise UserError(f"{len(self._index)} images make no batch of {global_batch}, and tail = 'drop' drops them")
+        changes = _parse_augment(augment)
+        changes.check_batch(global_batch)
         shape = BatchShape(batches, global_batch, px, min_scale)
-        sampler = Sampler(seed, tail, flip, shuffle, world, augment, mean)
+        sampler = Sampler(seed, tail, flip, shuffle, world, changes, mean)
         return self._reader.stream(
             sampler.request(self._index, epoch, batch, shape) for batch in range(first_batch, batches)
         )
@@ -97,6 +102,14 @@ def _open(folder: str | Path | DataSet, num_classes: int | None) -> Index:
     if num_classes is not None:
         raise UserError(f"num_classes = {num_classes} is for data set objects; a folder's classes are counted")
     return open_folder(Path(folder))
+
+
+def _parse_augment(augment: Augment | Mapping[str, Any] | None) -> Augment:
+    if isinstance(augment, Augment):
+        return augment
+    if augment is not None and not isinstance(augment, Mapping):
+        raise UserError(f"augment is a {type(augment).__name__}; give a dict such as {{'policy': 'rand'}}")
+    return parse_section(Augment, augment or {}, source="augment")
 
 
 def _world(rank_batch: int, rank: int, world_size: int) -> World:

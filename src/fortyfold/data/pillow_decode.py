@@ -54,7 +54,7 @@ def crop_image(
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
         raise BadImage("the image changed its size while in use")  # Pillow would make black pixels, millions if asked
     try:
-        pixels = image.convert("RGB").crop((left, top, right, bottom))
+        pixels = (image if image.mode == "RGB" else image.convert("RGB")).crop((left, top, right, bottom))
         pixels = pixels.resize((height, width) if transposed else (width, height), FILTERS[interpolation])
     except Exception as error:  # Pillow's readers raise nearly anything on damaged bytes
         raise BadImage(describe(error)) from None

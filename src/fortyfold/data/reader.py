@@ -111,7 +111,8 @@ class Reader:
             own = ((row, reason) for row, reason in reasons.items() if row < request.num_own)
             bad = sorted((int(request.ids[row]), reason) for row, reason in own)
         if request.changes is not None:
-            change_pixels(images, request.changes(), self.num_threads)
+            changing = change_pixels(images, request.changes(), self.num_threads)
+            seconds = seconds._replace(resize=seconds.resize + changing)
         mix = request.mix.sparing(weights == 0) if request.mix else None
         return Batch(images, labels, weights, request.ids[: request.num_own], bad, seconds, mix)
 

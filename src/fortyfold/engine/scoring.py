@@ -92,7 +92,7 @@ def open_scoring(
 
 
 def _build(run_dir: RunDir, recipe: Recipe, num_classes: int, own: torch.nn.Module | None) -> torch.nn.Module:
-    trained = run_dir.read_spec()["model"]
+    trained = run_dir.read_spec().get("model", recipe.model.name)  # older runs had no other
     if own is not None:
         if name_model(own) != trained:
             raise UserError(f"{run_dir.path} was trained with {trained}, not with {name_model(own)}")

@@ -123,6 +123,10 @@ def _open_data(recipe: Recipe, staged: Path | None, own: Own) -> tuple[Index, In
     if own.train is not None:
         if recipe.data.copies is not None:
             raise UserError("data.copies are copies of data.root, not of an own data set; leave them out")
+        if recipe.data.stage is not None:
+            raise UserError("data.stage copies data.root, not an own data set; leave it out")
+        if recipe.data.backend == "dali":
+            raise UserError('data.backend = "dali" decodes files, not an own data set\'s items; leave it out')
         if evaluates and own.val is None:
             raise UserError("evaluate.every_epochs wants validation images: give val_data, or set it to 0")
         return own.train, own.val if evaluates else None

@@ -1,7 +1,8 @@
 """A run's figures over the examples it has seen, from rank 0's records and events, while it runs or afterwards.
 
 A point for every `log.every_steps` steps: their means; the learning rate and the sizes are the last step's. And a
-point for each evaluation. Points come in the order of examples seen, every step is in exactly one of them.
+point for each evaluation. Points come in the order of examples seen, every step is in exactly one of them. Records
+are small, points are not: a poll makes so many at most, however long the run.
 
 A restart does the steps since its checkpoint again, and what was given out for them holds no more. `Replayed` says
 so: begin anew with another reader, which sees each step as the last attempt did it.
@@ -18,6 +19,8 @@ from fortyfold.spec.records import STEP_DTYPE, Records, StepReader
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.timeline import build_timeline
 from fortyfold.spec.world import World
+
+MAX_POINTS = 20_000  # a poll
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Replayed(Exception):
 
 
 class PointReader:
-    """Follows a run: each `poll` gives the points that came since the last."""
+    """Follows a run: each `poll` gives the points that came since the last, or the first of them if `is_behind`."""
 
     def __init__(self, run_dir: RunDir, recipe: Recipe, num_images: int) -> None:
         self._steps = StepReader(run_dir.steps())
@@ -48,6 +51,7 @@ class PointReader:
         self._pending = np.empty(0, STEP_DTYPE)  # steps that are in no point yet
         self._evaluations: dict[int, Event] = {}  # by steps done, in no point yet
         self._steps_given = self._examples_given = self._evaluated = 0
+        self.is_behind = False  # there are more points already
 
     def poll(self, *, to_the_end: bool = False) -> list[Point]:
         """The new points; `to_the_end` also makes one of fewer steps than `log.every_steps`."""
@@ -56,7 +60,12 @@ class PointReader:
         if len(records) and records["step"][0] < self._steps_given:
             raise Replayed
         self._take_events()
-        points = self._evaluation_points(records) + self._step_points(records, to_the_end)
+        ends = self._ends(records, to_the_end)
+        self.is_behind = len(ends) > MAX_POINTS
+        ends = ends[:MAX_POINTS]
+        self._pending = records[ends[-1] :] if len(ends) else records
+        known = records[: ends[-1]] if self.is_behind else records
+        points = self._evaluation_points(known) + self._step_points(known, ends)
         return sorted(points, key=lambda point: (point.step, point.kind == "evaluation"))
 
     def _take_events(self) -> None:
@@ -78,15 +87,17 @@ class PointReader:
             self._evaluated = step
         return points
 
-    def _step_points(self, records: Records, to_the_end: bool) -> list[Point]:
+    def _ends(self, records: Records, to_the_end: bool) -> np.ndarray:
+        """Where the stretches of records end that make a point."""
         ends = np.flatnonzero((records["step"] + 1) % self._every_steps == 0) + 1
         if to_the_end and len(records) and len(records) not in ends[-1:]:
             ends = np.append(ends, len(records))
-        num_given = int(ends[-1]) if len(ends) else 0
-        self._pending = records[num_given:]
-        if num_given == 0:
+        return ends
+
+    def _step_points(self, records: Records, ends: np.ndarray) -> list[Point]:
+        if not len(ends):
             return []
-        columns = self._means(records[:num_given], ends)
+        columns = self._means(records[: ends[-1]], ends)
         last = records[ends - 1]
         seen = self._examples_given + np.cumsum(records["images"], dtype="i8")[ends - 1]
         self._steps_given, self._examples_given = int(last["step"][-1]) + 1, int(seen[-1])

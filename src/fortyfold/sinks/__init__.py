@@ -50,7 +50,7 @@ def write_run(name: str, run_dir: RunDir, changes: Mapping[str, Any], goes_on: C
     run_dir.read_spec()  # a folder that is no run gets no lock
     open_sink = _load(name)
     with _alone(run_dir.sink_lock(name), goes_on) as is_here:
-        while True:
+        while is_here():
             recipe, num_images = _read_recipe(run_dir, changes)
             reader = PointReader(run_dir, recipe, num_images)
             with closing(open_sink(run_dir, recipe)) as sink:
@@ -58,17 +58,20 @@ def write_run(name: str, run_dir: RunDir, changes: Mapping[str, Any], goes_on: C
                     return sink.place if _follow(reader, sink, goes_on, is_here) else None
                 except Replayed:
                     continue
+        return None
 
 
 def _follow(reader: PointReader, sink: Sink, goes_on: Callable[[], bool], is_here: Callable[[], bool]) -> bool:
     while True:
         last_round = not goes_on()  # asked first: what was written until then is in the last round
-        if not is_here():
+        points = reader.poll(to_the_end=last_round)
+        if not is_here():  # or it may be another run that was read, and would be written to
             return False
-        sink.write(reader.poll(to_the_end=last_round))
-        if last_round:
+        sink.write(points)
+        if last_round and not reader.is_behind:
             return True
-        time.sleep(POLL_SECONDS)
+        if not reader.is_behind:
+            time.sleep(POLL_SECONDS)
 
 
 def _load(name: str) -> Callable[[RunDir, Recipe], Sink]:

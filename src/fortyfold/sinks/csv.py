@@ -6,6 +6,7 @@ time (the first evaluation's, usually) is a new column, for which the file is re
 
 import csv
 import io
+from typing import BinaryIO
 
 from fortyfold.metrics.points import Point
 from fortyfold.spec.recipe import Recipe
@@ -18,26 +19,32 @@ class CsvSink:
     def __init__(self, run_dir: RunDir) -> None:
         self._path = run_dir.points_csv
         self.place = str(self._path)
-        self._points: list[Point] = []
         self._tags: dict[str, None] = {}  # a set that keeps its order
-        self._replace()
+        self._file = self._replace(b"")
 
     def write(self, points: list[Point]) -> None:
-        self._points += points
         known = len(self._tags)
         self._tags |= {tag: None for point in points for tag in point.values}
         if len(self._tags) > known:
-            self._replace()
-        elif points:
-            with self._path.open("a", encoding="utf-8", newline="") as file:
-                file.write(self._rows(points))
+            self._widen(len(self._tags) - known)
+        self._file.write(self._rows(points).encode())
+        self._file.flush()
 
     def close(self) -> None:
-        pass
+        self._file.close()
 
-    def _replace(self) -> None:
+    def _widen(self, num_columns: int) -> None:
+        """Give the rows that are there so many empty columns more."""
+        self._file.seek(0)
+        _, _, rows = self._file.read().partition(b"\n")
+        self._file.close()
+        self._file = self._replace(rows.replace(b"\n", b"," * num_columns + b"\n"))
+
+    def _replace(self, rows: bytes) -> BinaryIO:
+        """A new file with the columns of now; gives it opened, at its end."""
         head = ",".join([*HEAD, *self._tags]) + "\n"
-        write_atomically(self._path, (head + self._rows(self._points)).encode())
+        write_atomically(self._path, head.encode() + rows)
+        return self._path.open("a+b")
 
     def _rows(self, points: list[Point]) -> str:
         text = io.StringIO()

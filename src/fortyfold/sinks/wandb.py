@@ -5,10 +5,12 @@ is sent: it cannot take points back, so of steps that a restart did again the fi
 the same, their times may differ). Offline every opening writes a whole new copy in place of the one before, and
 `wandb sync` replaces the run by it.
 
-Nothing but the recipe and the points is handed over: no code, no git state, no terminal output, no packages.
+Nothing but the recipe and the points is handed over: no code, no git state, no terminal output, no packages. wandb's
+own record of a run has, besides, the host's name, the platform and the versions of Python and wandb.
+
+What the recipe leaves open, wandb's own settings decide (WANDB_MODE, WANDB_PROJECT, WANDB_NAME, its settings file).
 """
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -27,7 +29,10 @@ LAST = {"steps": "last/steps", "evaluation": "last/evaluation"}  # examples seen
 
 class WandbSink:
     def __init__(self, run_dir: RunDir, recipe: Recipe) -> None:
-        offline = recipe.log.wandb_offline or os.environ.get("WANDB_MODE") == "offline"
+        settings = _read_settings()
+        offline = recipe.log.wandb_offline or settings.mode in ("offline", "dryrun")
+        if settings.mode == "disabled" and not offline:
+            raise UserError("wandb is disabled here; set WANDB_MODE to online or offline, or leave the sink out")
         before = list(run_dir.wandb.glob("offline-run-*")) if offline else []
         with _errors_in_one_line():
             if not offline and not wandb.login(prompt=False, verify=False):
@@ -35,7 +40,7 @@ class WandbSink:
                     "wandb has no API key; run `wandb login`, set WANDB_API_KEY, or keep it here with "
                     "--set log.wandb_offline=true"
                 )
-            self._run = _open_run(run_dir, recipe, offline)
+            self._run = _open_run(run_dir, recipe, offline, settings)
         self._run.define_metric("*", step_metric=X_AXIS)
         for name in LAST.values():
             self._run.define_metric(name, hidden=True)
@@ -60,7 +65,16 @@ def open_sink(run_dir: RunDir, recipe: Recipe) -> WandbSink:
     return WandbSink(run_dir, recipe)
 
 
-def _open_run(run_dir: RunDir, recipe: Recipe, offline: bool) -> "wandb.Run":
+def _read_settings() -> "wandb.Settings":
+    """From the environment and wandb's files."""
+    try:
+        return wandb.setup().settings
+    except ValueError as error:  # pydantic's, in several lines: the second and third say which and why
+        reason = ": ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise UserError(f"wandb's settings are wrong: {reason}") from None
+
+
+def _open_run(run_dir: RunDir, recipe: Recipe, offline: bool, given: "wandb.Settings") -> "wandb.Run":
     settings = wandb.Settings(
         silent=True,
         console="off",
@@ -72,9 +86,9 @@ def _open_run(run_dir: RunDir, recipe: Recipe, offline: bool) -> "wandb.Run":
         x_save_requirements=False,
     )
     return wandb.init(
-        project=recipe.log.wandb_project,
+        project=recipe.log.wandb_project or given.project or "fortyfold",
         id=_run_id(run_dir),
-        name=run_dir.path.resolve().name,
+        name=given.run_name or run_dir.path.resolve().name,
         dir=run_dir.path.resolve(),
         config=recipe.model_dump(mode="json"),
         allow_val_change=True,

@@ -5,7 +5,9 @@ Only fields that something reads stand here. `spec/recipe_file.py` makes a Recip
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from fortyfold.spec.errors import UserError
 
 Count = Annotated[int, Field(ge=1)]
 Pixels = Annotated[int, Field(ge=8, le=4096)]
@@ -19,6 +21,15 @@ _LOADING = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_o
 _SETTINGS = ("lr", "weight_decay", "momentum", "accum_iter")
 
 
+def _refuse_none(value: Any) -> Any:
+    if value is None:
+        raise ValueError("None cannot be written in TOML; leave out the key that has it")
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for item in inner:
+        _refuse_none(item)
+    return value
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
@@ -28,11 +39,17 @@ class Section(BaseModel):
         protected_namespaces=(),
     )
 
+    def _refuse_idle(self, works: bool, purpose: str, *keys: str) -> None:
+        """Unless the keys work, none may differ from its default: who sets one expects something of it."""
+        for key in keys:
+            if not works and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for {purpose}, and does nothing here; leave it out")
+
 
 class Model(Section):
     name: str
     """Any model that timm knows by name. Its number of classes is the data's."""
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[dict[str, Any], AfterValidator(_refuse_none)] = {}
     """Further arguments for timm's create_model, such as { aa_layer = "blur" }."""
     pretrained: str | None = None
     """A .safetensors file with the first weights; `fortyfold weights convert` makes one from a .pth."""
@@ -119,10 +136,8 @@ class Augment(Section):
     """RandAugment: how many changes an image."""
     rand_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
     """RandAugment: how strong they are, of 30."""
-    color_jitter: NonNegative | tuple[NonNegative, NonNegative, NonNegative, Annotated[float, Field(ge=0, le=0.5)]] = (
-        0.0
-    )
-    """Brightness, contrast and saturation change by up to this share; or four numbers, the last for the hue."""
+    color_jitter: NonNegative | tuple[NonNegative, ...] = 0.0
+    """Brightness, contrast and saturation change by up to this share; or four numbers, the last for hue, up to 0.5."""
     erase: Fraction = 0.0
     """Share of the images in which a random rectangle is erased."""
     erase_fill: Literal["mean", "noise"] = "noise"
@@ -142,11 +157,41 @@ class Augment(Section):
     repeats: Count = 1
     """Repeated augmentation: an epoch takes 1/repeats of the images, each so often, cropped anew each time."""
 
+    @field_validator("color_jitter")
+    @classmethod
+    def _is_one_number_or_four(cls, given: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        if isinstance(given, tuple) and (len(given) != 4 or given[3] > 0.5):
+            numbers = ", ".join(map(str, given))
+            raise ValueError(
+                f"should be one number, or four (brightness, contrast, saturation, hue up to 0.5), got [{numbers}]"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _says_nothing_idle(self) -> Self:
+        self._refuse_idle(self.policy == "rand", 'policy = "rand"', "rand_ops", "rand_magnitude")
+        self._refuse_idle(self.erase > 0, "erase > 0", "erase_fill")
+        self._refuse_idle(self.mixup > 0 and self.cutmix > 0, "mixup and cutmix together", "cutmix_share")
+        mixes = self.mixup > 0 or self.cutmix > 0
+        self._refuse_idle(mixes, "mixup or cutmix", "mix_share", "mix_each", "mix_epochs")
+        self._refuse_idle(self.mix_share > 0, "mix_share > 0", "mixup", "cutmix")
+        self._refuse_idle(self.mix_epochs != 0, "mix_epochs > 0", "mixup", "cutmix")
+        return self
+
+    def check_batch(self, global_batch: int) -> None:
+        """Pairs to be mixed are neighbours in the batch, which shall be different images."""
+        if self.mixes and self.repeats > 1 and 2 * self.repeats > global_batch:
+            raise UserError(
+                f"augment.repeats = {self.repeats} would mix images with themselves in a global batch of "
+                f"{global_batch}; with mixup or cutmix it needs at least {2 * self.repeats}"
+            )
+
     @property
     def jitter(self) -> tuple[float, float, float, float]:
         """color_jitter as four numbers: brightness, contrast, saturation, hue."""
         own = self.color_jitter
-        return own if isinstance(own, tuple) else (own, own, own, 0.0)
+        brightness, contrast, saturation, hue = own if isinstance(own, tuple) else (own, own, own, 0.0)
+        return brightness, contrast, saturation, hue
 
     @property
     def changes_pixels(self) -> bool:
@@ -154,13 +199,13 @@ class Augment(Section):
 
     @property
     def mixes(self) -> bool:
-        return (self.mixup > 0 or self.cutmix > 0) and self.mix_share > 0
+        return self.mixup > 0 or self.cutmix > 0
 
 
 class Optim(Section):
     name: str = "nesterov"
     """Any of timm's, or accumadam, accumadamw. sgd has plain momentum; nesterov looks ahead."""
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[dict[str, Any], AfterValidator(_refuse_none)] = {}
     """Further arguments for the optimiser, such as { betas = [0.9, 0.95] }."""
     lr: Annotated[float, Field(gt=0)]
     """Learning rate after the warm-up; a phase's own `lr` wins."""
@@ -194,6 +239,12 @@ class Optim(Section):
             raise ValueError(f"{doubled[0]} stands in [optim] itself, not in its arguments")
         return self
 
+    @model_validator(mode="after")
+    def _says_nothing_idle(self) -> Self:
+        accumulates = self.name.lower() in ("accumadam", "accumadamw")
+        self._refuse_idle(accumulates, 'name = "accumadam" or "accumadamw"', "accum_iter")
+        return self
+
 
 class Loss(Section):
     name: Literal["cross_entropy", "bce"] = "cross_entropy"
@@ -207,8 +258,7 @@ class Loss(Section):
 
     @model_validator(mode="after")
     def _says_nothing_idle(self) -> Self:
-        if self.name != "bce" and (self.bce_threshold is not None or self.bce_sum_classes):
-            raise ValueError('bce_threshold and bce_sum_classes are for name = "bce"')
+        self._refuse_idle(self.name == "bce", 'name = "bce"', "bce_threshold", "bce_sum_classes")
         return self
 
 
@@ -225,9 +275,8 @@ class Precision(Section):
     """Only deterministic GPU kernels: a resumed run is bit for bit the same there too, but slower. (A CPU's are.)"""
 
     @model_validator(mode="after")
-    def _scales_fp16_only(self) -> Self:
-        if self.dtype != "fp16" and self.loss_scale != "dynamic":
-            raise ValueError(f'loss_scale is for dtype = "fp16", and it is {self.dtype}')
+    def _says_nothing_idle(self) -> Self:
+        self._refuse_idle(self.dtype == "fp16", 'dtype = "fp16"', "loss_scale")
         return self
 
 
@@ -242,9 +291,9 @@ class Ema(Section):
     """2/3 reaches a decay of 0.999 after 32,000 steps, 3/4 after 10,000."""
 
     @model_validator(mode="after")
-    def _warms_something_up(self) -> Self:
-        if self.warmup and not self.decay:
-            raise ValueError("warmup without a decay: there is no average; give decay, such as 0.9999")
+    def _says_nothing_idle(self) -> Self:
+        self._refuse_idle(self.decay > 0, "an average (decay > 0)", "warmup")
+        self._refuse_idle(self.warmup, "warmup = true", "warmup_gamma", "warmup_power")
         return self
 
 
@@ -270,6 +319,13 @@ class Schedule(Section):
     def _rises_once(self) -> Self:
         if self.name == "one_cycle" and self.warmup_epochs > 0:
             raise ValueError("one_cycle has a rise of its own, up to peak of the run; set warmup_epochs to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _says_nothing_idle(self) -> Self:
+        self._refuse_idle(self.name == "step", 'name = "step"', "step_epochs", "step_factor")
+        self._refuse_idle(self.name == "polynomial", 'name = "polynomial"', "power")
+        self._refuse_idle(self.name == "one_cycle", 'name = "one_cycle"', "peak")
         return self
 
 
@@ -336,8 +392,8 @@ class Log(Section):
     """Without a terminal, print a line after so many steps; sinks get the means of so many."""
     sinks: tuple[str, ...] = ()
     """Where else to report while training: csv, tensorboard, wandb. `fortyfold sink` does it afterwards, too."""
-    wandb_project: str = "fortyfold"
-    """wandb: the project that runs go to."""
+    wandb_project: str | None = None
+    """wandb: the project that runs go to; default: that of WANDB_PROJECT or wandb's settings, else fortyfold."""
     wandb_offline: bool = False
     """wandb: write to the run directory only; `wandb sync` sends it later."""
 
@@ -385,6 +441,8 @@ class Recipe(Section):
         if not self.phases and self.epochs is None:
             raise ValueError("give epochs, or phases")
         _check_contiguous(self.phases)
+        for phase in self.all_phases():
+            self.augment.check_batch(phase.global_batch or phase.rank_batch or 1)
         return self
 
     def all_phases(self) -> tuple[Phase, ...]:

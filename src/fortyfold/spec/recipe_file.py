@@ -9,16 +9,17 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.plugin import nearest
-from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.recipe import Recipe, Section
 
 BUILT_IN = files("fortyfold.recipes")
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 def built_in_names() -> list[str]:
@@ -63,11 +64,18 @@ def load_recipe(
 
 def parse_recipe(raw: Mapping[str, Any], *, source: str, origins: Mapping[str, str] | None = None) -> Recipe:
     """Validate a recipe's plain data; `origins` (by key) and else `source` say in an error where it came from."""
+    return parse_section(Recipe, raw, source=source, origins=origins)
+
+
+def parse_section(
+    section: type[AnySection], raw: Mapping[str, Any], *, source: str, origins: Mapping[str, str] | None = None
+) -> AnySection:
+    """The same of any section by itself."""
     try:
         # JSON and not Python input: strict about types, yet a list may fill a tuple.
-        return Recipe.model_validate_json(json.dumps(raw, default=str), strict=True)
+        return section.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
-        raise UserError(_one_line(error.errors(), raw, source, origins or {})) from None
+        raise UserError(_one_line(section, error.errors(), raw, source, origins or {})) from None
 
 
 def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
@@ -132,7 +140,13 @@ def _list_index(items: list[Any], part: str, key: str) -> int:
     return int(part)
 
 
-def _one_line(errors: list[ErrorDetails], raw: Mapping[str, Any], source: str, origins: Mapping[str, str]) -> str:
+def _one_line(
+    section: type[Section],
+    errors: list[ErrorDetails],
+    raw: Mapping[str, Any],
+    source: str,
+    origins: Mapping[str, str],
+) -> str:
     """The first wrong key, with all that is wrong about it, and how many more keys are."""
     by_key: dict[str, list[ErrorDetails]] = {}
     for error in errors:
@@ -141,7 +155,7 @@ def _one_line(errors: list[ErrorDetails], raw: Mapping[str, Any], source: str, o
     more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
     where = next((origin for set_, origin in origins.items() if f"{key}.".startswith(f"{set_}.")), source)
     if details[0]["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key}{_nearest_key(key)}{more}"
+        return f"{where}: unknown key {key}{_nearest_key(section, key)}{more}"
     if details[0]["type"] == "missing":
         key = ".".join(map(str, details[0]["loc"]))
         return f"{where}: {key} is missing{more}"
@@ -169,10 +183,10 @@ def _message(error: ErrorDetails) -> str:
     return f"{text}, got {given if len(given) < 60 else given[:57] + '…'}"
 
 
-def _nearest_key(key: str) -> str:
+def _nearest_key(section: type[Section], key: str) -> str:
     parent, _, leaf = key.rpartition(".")
     prefix = "".join(f"{part}." for part in parent.split(".") if part and not part.isdecimal())
-    valid = _all_keys(Recipe, "")
+    valid = _all_keys(section, "")
     siblings = [k for k in valid if k.startswith(prefix) and "." not in k[len(prefix) :]]
     hint = nearest(prefix + leaf, siblings)
     if hint:

@@ -33,7 +33,7 @@ STEP_DTYPE = np.dtype(
         *_COMMON,
         ("read_seconds", "<f4"),  # this and the next two: what the loader's threads spent on the batch, together
         ("decode_seconds", "<f4"),
-        ("resize_seconds", "<f4"),
+        ("resize_seconds", "<f4"),  # resizing, and changing pixels (policy, jitter, erasing)
     ]
 )
 VERSION = 2

@@ -27,7 +27,7 @@ from typing import Any
 
 from fortyfold.spec.errors import UserError
 
-SPEC_KEYS = {"format", "recipe", "data", "model", "decoder"}
+SPEC_KEYS = {"format", "recipe", "data", "decoder"}  # of every run that was ever written
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
 
 

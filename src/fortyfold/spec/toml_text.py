@@ -41,7 +41,7 @@ def _explanation(field: FieldInfo) -> list[str]:
 
 def _value(value: Any) -> str:
     if isinstance(value, dict):
-        pairs = (f"{json.dumps(key)} = {_value(item)}" for key, item in value.items())
+        pairs = (f"{_value(key)} = {_value(item)}" for key, item in value.items())
         return "{ " + ", ".join(pairs) + " }" if value else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
