@@ -17,7 +17,7 @@ import torch
 
 import fortyfold
 from fortyfold.engine import checkpoint
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, write_json
 
 Items = list[tuple[Any, Any]]
 
@@ -218,3 +218,8 @@ def test_a_recipe_by_name_makes_its_own_data(tmp_path: Path, monkeypatch: pytest
     assert outcome.finished and (tmp_path / "runs" / "tiny" / "run.json").is_file()
     (scores,) = fortyfold.evaluate("runs/tiny").values()
     assert scores.num_images == 10
+    run_dir = RunDir(tmp_path / "runs" / "tiny")
+    spec = run_dir.read_spec()
+    del spec["model"]  # as older runs have it
+    write_json(run_dir.spec, spec)
+    assert fortyfold.evaluate("runs/tiny")[""] == scores

@@ -115,7 +115,7 @@ def test_copies_of_a_val_with_fewer_classes_are_the_same(tmp_path: Path, fortyfo
 
 
 def test_the_packages_public_names() -> None:
-    assert fortyfold.data.__all__ == ["Augment", "Loader"]
+    assert fortyfold.data.__all__ == ["Loader"]
     assert all(getattr(fortyfold.data, name).__name__ == name for name in fortyfold.data.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         fortyfold.data.Nothing  # noqa: B018
