@@ -75,5 +75,5 @@ def test_alternating_keeps_even_steps_inside_the_nodes() -> None:
 
 
 def test_a_wrong_name_lists_the_right_ones() -> None:
-    with pytest.raises(UserError, match="no topology 'rign'.*did you mean ring"):
+    with pytest.raises(UserError, match=r"no topology 'rign'.*did you mean ring"):
         load_topology("rign")
