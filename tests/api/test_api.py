@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import fortyfold
@@ -38,6 +39,13 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 6, 5), torch.nn.AdaptiveMaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(24, 2)
     )
+
+
+def outputs(number: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, number))
+
+
+UNSCORED = {"evaluate.every_epochs": 0}
 
 
 def recipe(**changes: Any) -> fortyfold.Recipe:
@@ -94,15 +102,15 @@ def test_it_goes_on_after_an_abrupt_end(tmp_path: Path, monkeypatch: pytest.Monk
     class Killed(BaseException):
         pass
 
-    whole = Learner.step
+    whole = Learner.update
 
-    def step(self: Learner, batch: Any, number: int, *arguments: Any) -> torch.Tensor:
+    def update(self: Learner, number: int, lr: float) -> None:
         if number == 5:
             raise Killed
-        return whole(self, batch, number, *arguments)
+        whole(self, number, lr)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "step", step)
+        patch.setattr(Learner, "update", update)
         with pytest.raises(Killed):
             run("killed")
     assert run("killed").finished and run("calm").finished
@@ -115,7 +123,11 @@ def test_it_does_not_go_on_with_another_network_or_other_images(tmp_path: Path) 
         return fortyfold.train(spec, model=model, train_data=images, num_classes=2, out=tmp_path / "run", **options)
 
     assert run(network(), stripes()).finished
-    assert run(network(), stripes()).already
+    model = network()
+    assert run(model, stripes()).already
+    assert torch.equal(
+        model.state_dict()["0.weight"], safetensors.torch.load(last_weights(tmp_path / "run"))["0.weight"]
+    )
     wider = torch.nn.Sequential(torch.nn.Conv2d(3, 7, 5), torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten(1))
     with pytest.raises(fortyfold.UserError, match=r"was started with the model torch.*Sequential \w+ \(now "):
         run(wider, stripes())
@@ -144,14 +156,18 @@ def test_a_listener_that_raises_is_warned_about_and_does_not_stop_the_run(tmp_pa
         ({"train_data": 5}, {}, "train_data is no data set but .* int; it needs a length"),
         ({"train_data": []}, {}, "train_data is empty"),
         ({"train_data": [(np.zeros((8, 8, 3)), 0)]}, {}, "uint8"),
-        ({"train_data": stripes(), "num_classes": 1}, {"evaluate.every_epochs": 0}, "has the label 1"),
-        ({"train_data": stripes()}, {"evaluate.every_epochs": 0, "data.copies": "x"}, "not of an own data set"),
-        ({}, {"log.sinks": ["tensorbord"]}, "did you mean tensorboard"),
+        ({"train_data": stripes(), "num_classes": 1, "model": outputs(1)}, UNSCORED, "has the label 1"),
+        ({"train_data": stripes(), "model": outputs(5)}, UNSCORED, r"each of 2 classes.*gives \(1, 5\)"),
+        ({"train_data": stripes(), "model": torch.nn.ReLU()}, UNSCORED, "has no parameters"),
+        ({"train_data": stripes()}, {**UNSCORED, "data.copies": "x"}, "not of an own data set"),
+        ({"model": torch.nn.Linear}, {}, "model is no torch.nn.Module"),
+        ({"num_classes": 2}, {}, "num_classes is for train_data"),
+        ({"num_classes": None}, {"log.sinks": ["tensorbord"]}, "did you mean tensorboard"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, arguments: Any, changes: Any, message: str) -> None:
     with pytest.raises(fortyfold.UserError, match=message) as raised:
-        fortyfold.train(recipe(**changes), model=network(), out=tmp_path, **{"num_classes": 2, **arguments})
+        fortyfold.train(recipe(**changes), out=tmp_path, **{"model": network(), "num_classes": 2, **arguments})
     assert "\n" not in str(raised.value)
 
 

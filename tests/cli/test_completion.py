@@ -51,9 +51,9 @@ def ask(environment: dict[str, str], shell: str, line: str) -> list[str]:
     [
         ("fortyfold train ", built_in_names()),
         ("fortyfold recipes show smo", ["smoke"]),
-        ("fortyfold train tiny --set optim.lay", ["optim.layer_decay="]),
-        ("fortyfold train tiny --set epochs=3 --set data.demo.p", ["data.demo.px="]),
-        ("fortyfold recipes show x.toml --set phases.1.p", ["phases.1.px="]),
+        ("fortyfold train tiny --set optim.lay", ["optim.layer_decay=", "optim.layer_decay=VALUE"]),
+        ("fortyfold train tiny --set epochs=3 --set data.demo.p", ["data.demo.px=", "data.demo.px=VALUE"]),
+        ("fortyfold recipes show x.toml --set phases.1.p", ["phases.1.px=", "phases.1.px=VALUE"]),
         ("fortyfold train ./mine", []),
         ("fortyfold --show-completion z", ["zsh"]),
     ],
@@ -121,6 +121,6 @@ def test_every_key_that_is_offered_is_a_key() -> None:
     keys = settable_keys()
     assert {"epochs", "optim.lr", "data.demo.px", "phases.0.px", "model.arguments"} < set(keys)
     assert "optim" not in keys and "phases" not in keys and len(keys) == len(set(keys))
-    assert complete_key("phases.12.l") == ["phases.12.lr="]
-    recipe = load_recipe("tiny", parse_changes([f"{key}0.5" for key in complete_key("schedule.warmup_e")]))
+    assert complete_key("phases.12.l") == ["phases.12.lr=", "phases.12.lr=VALUE"]
+    recipe = load_recipe("tiny", parse_changes([complete_key("schedule.warmup_e")[0] + "0.5"]))
     assert recipe.schedule.warmup_epochs == 0.5

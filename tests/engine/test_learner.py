@@ -1,26 +1,30 @@
 """A step, and what a recipe can say about it: losses, mixing, clipping, accumulation, precision, averages."""
 
+import os
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from learners import make_batch, make_learner, plain_model, recipe, train_steps
+from learners import make_batch, make_learner, plain_model, recipe, take_step, train_steps
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fortyfold.data.mix import Mix
 from fortyfold.engine.accum_adam import AccumAdam, AccumAdamW
 from fortyfold.engine.device import DeviceBatch, Feeder
+from fortyfold.engine.ema import Ema
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.loss import build_loss, targets, weighted_mean
-from fortyfold.engine.memory import OutOfMemory, undone_when_full
+from fortyfold.engine.memory import is_out_of_memory, remember
 from fortyfold.engine.mixing import mix_images
 from fortyfold.engine.optimizer import build_optimizer, parameter_groups
 from fortyfold.engine.precision import numerics, try_compiler
 from fortyfold.models.build import build_model
 from fortyfold.models.timm_import import timm
-from fortyfold.spec.errors import UserError
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.recipe import Data, Loss, Model, Optim, Precision
 
 CPU = torch.device("cpu")
@@ -46,6 +50,8 @@ class TestOptimizer:
         assert isinstance(kinds["nesterov"], torch.optim.SGD) and kinds["nesterov"].defaults["nesterov"]
         assert kinds["sgd"].defaults["momentum"] == 0.9
         assert type(kinds["adam"]) is torch.optim.Adam
+        ahead = build_optimizer(plain_model(), Optim(name="lookahead_sgd", lr=0.1))
+        assert not ahead.defaults["nesterov"]
 
     def test_arguments_reach_the_optimiser(self) -> None:
         optimizer = build_optimizer(plain_model(), Optim(name="lamb", lr=0.1, arguments={"betas": [0.8, 0.9]}))
@@ -61,6 +67,10 @@ class TestOptimizer:
             ({"name": "adamw", "arguments": {"colour": 3}}, "adamw with {'colour': 3} cannot be had: .*colour"),
             ({"name": "accumadam", "arguments": {"colour": 3}}, "accumadam with .* cannot be had: .*colour"),
             ({"name": "fusedsgd"}, "fusedsgd with {} cannot be had: CUDA required"),
+            ({"name": "lookahead_adahessian"}, "adahessian wants second derivatives"),
+            ({"name": "lookahead_accumadam"}, "no optimiser 'lookahead_accumadam'; did you mean"),
+            ({"name": "accumadam", "arguments": {"betas": [0.9, 1.5]}}, "accumadam with .* cannot be had: betas"),
+            ({"name": "nesterov", "arguments": {"betas": [0.9, 0.9]}}, "cannot be had: it has no betas"),
             ({"decay_by_name": {"haed.*": 0.1}}, r"no parameter fits 'haed\.\*'"),
         ],
     )
@@ -81,7 +91,7 @@ class TestOptimizer:
     def test_layer_decay_scales_the_learning_rate(self) -> None:
         learner = Learner(build_model(Model(name="test_vit"), 3), recipe(optim={"lr": 1.0, "layer_decay": 0.5}))
         batch = DeviceBatch(torch.zeros(2, 3, 160, 160), torch.tensor([0, 1]), torch.ones(2))
-        learner.step(batch, 1, lr=0.25)
+        take_step(learner, batch, 1, lr=0.25)
         rates = {group["lr"] for group in learner.optimizer.param_groups}
         assert max(rates) == 0.25 and 0.125 in rates and min(rates) < 0.05
 
@@ -229,7 +239,7 @@ class TestStep:
     def test_it_moves_the_weights_down_the_loss(self) -> None:
         learner = Learner(plain_model(), recipe(optim={"lr": 0.05, "name": "sgd"}))
         batch = feeder()(make_batch())
-        losses = [learner.step(batch, step + 1, lr=0.05).item() for step in range(20)]
+        losses = [take_step(learner, batch, step + 1, lr=0.05).item() for step in range(20)]
         assert losses[-1] < losses[0] / 2
 
     def test_nothing_in_it_waits_for_the_device(self) -> None:
@@ -252,7 +262,7 @@ class TestStep:
         for spec, ready in ((recipe(), batch), (everything, mixed)):
             learner, feed = Learner(build_model(Model(name="test_resnet"), 3).train(), spec), feeder()
             with Watch():  # type: ignore[no-untyped-call]
-                learner.step(feed(ready), 1, 0.1, accumulate=2)
+                take_step(learner, feed(ready), 1, 0.1, accumulate=2)
             assert reads == []
         with Watch():  # type: ignore[no-untyped-call]
             torch.ones(1).item()
@@ -263,7 +273,7 @@ class TestStep:
         ends = []
         for accumulate in (1, 4):
             learner = Learner(plain_model(), recipe(optim={"lr": 0.1, "weight_decay": 0.1}))
-            losses = [learner.step(batch, step + 1, 0.1, accumulate) for step in range(5)]
+            losses = [take_step(learner, batch, step + 1, 0.1, accumulate) for step in range(5)]
             ends.append((torch.stack(losses), list(learner.model.parameters())))
         torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-6)
 
@@ -272,7 +282,7 @@ class TestStep:
         assert [len(part) for part in batch.cut(3)] == [2, 2, 3]
         assert [len(part) for part in batch.cut(9)] == [1] * 7
         whole, cut = (Learner(plain_model(), recipe()) for _ in range(2))
-        torch.testing.assert_close(whole.step(batch, 1, 0.1), cut.step(batch, 1, 0.1, accumulate=3))
+        torch.testing.assert_close(take_step(whole, batch, 1, 0.1), take_step(cut, batch, 1, 0.1, accumulate=3))
         torch.testing.assert_close(list(whole.model.parameters()), list(cut.model.parameters()))
 
     @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -283,7 +293,7 @@ class TestStep:
             learner = Learner(
                 plain_model(), recipe(optim={"lr": 1.0, "name": "sgd", **clip}, precision={"dtype": dtype})
             )
-            learner.step(batch, 1, 1.0)
+            take_step(learner, batch, 1, 1.0)
             before = dict(plain_model().named_parameters())
             steps[name] = [(before[key] - value).detach() for key, value in learner.model.named_parameters()]
         norms = {name: torch.cat([step.flatten() for step in values]).norm().item() for name, values in steps.items()}
@@ -295,8 +305,8 @@ class TestStep:
 class TestEma:
     @pytest.mark.parametrize("warmup", [False, True])
     def test_it_is_timms(self, warmup: bool) -> None:
-        spec = recipe(ema={"decay": 0.9, "warmup": warmup, "warmup_gamma": 2.0, "warmup_power": 0.75})
-        learner = make_learner(spec)
+        rise = {"warmup": True, "warmup_gamma": 2.0, "warmup_power": 0.75} if warmup else {}
+        learner = make_learner(recipe(ema={"decay": 0.9, **rise}))
         theirs = timm.utils.ModelEmaV3(learner.model, decay=0.9, use_warmup=warmup, warmup_gamma=2.0, warmup_power=0.75)
         for step in range(8):
             train_steps(learner, step, step + 1)
@@ -305,6 +315,16 @@ class TestEma:
         for key, value in learner.ema.module.state_dict().items():
             assert torch.equal(value, theirs.module.state_dict()[key]), key
             assert key.endswith("tracked") or not torch.equal(value, learner.model.state_dict()[key])
+
+    def test_tied_weights_are_averaged_once(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+        model[1].weight = model[0].weight
+        ema = Ema(model, recipe(ema={"decay": 0.9}).ema)
+        with torch.no_grad():
+            model.get_parameter("0.weight").add_(1.0)
+        before = ema.module.state_dict()["0.weight"].clone()
+        ema.update(5)
+        torch.testing.assert_close(ema.module.state_dict()["1.weight"], before + 0.1)
 
     def test_evaluation_mode_and_no_gradients(self) -> None:
         learner = make_learner(recipe(ema={"decay": 0.9}))
@@ -334,10 +354,15 @@ class TestPrecision:
             assert learner.scaler is not None
             scale = learner.scaler.state()["scale"]
             images = torch.full((6, 3, 8, 8), 6e4)
-            learner.step(DeviceBatch(images, torch.zeros(6, dtype=torch.int64), torch.ones(6)), 5, 0.1)
+            take_step(learner, DeviceBatch(images, torch.zeros(6, dtype=torch.int64), torch.ones(6)), 5, 0.1)
             assert learner.scaler.state()["scale"] == (512 if loss_scale == 512 else scale / 2)
             for key, value in learner.model.named_parameters():
                 assert torch.equal(value, before[key]), key  # the step that overflowed was left out
+
+    def test_a_scale_with_which_no_weight_moves_ends_the_run(self) -> None:
+        learner = make_learner(recipe(precision={"dtype": "fp16", "loss_scale": 1e12}))
+        with pytest.raises(RunFailed, match=r"gradients of 50 steps in a row overflowed in fp16.*loss scale 1e\+12"):
+            train_steps(learner, 0, 60)
 
     def test_switches_are_set_and_set_back(self) -> None:
         def switches() -> tuple[object, ...]:
@@ -346,6 +371,14 @@ class TestPrecision:
                 torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark,
             )  # fmt: skip
 
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with numerics(Precision(deterministic=True)):
+                assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+            assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        finally:
+            torch.use_deterministic_algorithms(False)
         before = switches()
         with numerics(Precision()):
             assert switches() == (False, "highest", False, True)
@@ -363,25 +396,35 @@ class TestPrecision:
 
 class TestMemory:
     @pytest.mark.parametrize(
-        "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory: you tried")]
+        "error",
+        [
+            torch.OutOfMemoryError("CUDA out of memory"),
+            RuntimeError("can't allocate memory: you tried"),
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            MemoryError(),
+        ],
     )
-    def test_a_step_that_does_not_fit_leaves_nothing_behind(self, error: Exception) -> None:
+    def test_it_is_known_by_many_names(self, error: Exception) -> None:
+        assert is_out_of_memory(error)
+        assert not is_out_of_memory(RuntimeError("shapes differ"))
+
+    def test_a_batch_that_does_not_fit_leaves_nothing_behind(self) -> None:
         learner, calm = make_learner(recipe()), make_learner(recipe())
         generator = torch.get_rng_state()
         train_steps(calm, 0, 1)
-
-        def fail(*arguments: object) -> None:
-            raise error
-
         torch.set_rng_state(generator)
+        put_back, held = remember(learner), []
+
+        def fail(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            held.append(weakref.ref(output))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
         hook = learner.model[4].register_forward_hook(fail)  # type: ignore[index]
-        with pytest.raises(OutOfMemory), undone_when_full(learner, wanted=True):
+        with suppress(torch.OutOfMemoryError):
             train_steps(learner, 0, 1)
+        put_back()
+        assert held[0]() is None
         hook.remove()
         train_steps(learner, 0, 1)
         for key, value in learner.model.state_dict().items():
             assert torch.equal(value, calm.model.state_dict()[key]), key
-
-    def test_other_errors_pass(self) -> None:
-        with pytest.raises(RuntimeError, match="shapes"), undone_when_full(make_learner(recipe()), wanted=True):
-            raise RuntimeError("shapes differ")

@@ -180,7 +180,9 @@ class TestEvaluate:
 
 
 def snapshot(step: int) -> Snapshot:
-    return Snapshot(f"step-{step:09d}-0001", Progress(step=step), {"w": torch.zeros(3)}, {"rng/cpu": torch.zeros(1)})
+    return Snapshot(
+        f"step-{step:09d}-0001", Progress(step=step), {"w": torch.zeros(3)}, training={"rng/cpu": torch.zeros(1)}
+    )
 
 
 class TestSaver:

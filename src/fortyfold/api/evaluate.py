@@ -22,8 +22,8 @@ def evaluate(
 ) -> dict[str, Evaluation]:
     """Score a run (or one of its checkpoints) on its validation images, or on other `data`; each counts once.
 
-    The key "" has the network's scores on centre crops; "ema_", "flip_", "rect_" and their combinations have those of
-    the moving average, with mirror images, and on rectangles, where the run has them or `flip` asks for them.
+    The key "" has the network's scores on centre crops; "ema_", "flip_", "rect_" "ema_flip_" and "ema_rect_" have
+    those of the moving average, with mirror images, and on rectangles, where the run has them or `flip` asks for them.
     A run that was trained with an own `model` needs one like it here; the weights are the run's, `model` is left alone.
     """
     scoring = open_scoring(Path(run), Path(data) if isinstance(data, str) else data, px, best, model)

@@ -2,7 +2,8 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from fortyfold.api.attach import attached
 from fortyfold.api.listen import OnEvent, listening
@@ -22,16 +23,13 @@ from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
 
-if TYPE_CHECKING:
-    import torch
-
 STREAMS = 4
 
 
 def train(
-    recipe: Recipe | str,
+    recipe: Recipe | str | Path,
     *,
-    model: "torch.nn.Module | None" = None,
+    model: torch.nn.Module | None = None,
     train_data: DataSet | None = None,
     val_data: DataSet | None = None,
     num_classes: int | None = None,
@@ -53,7 +51,9 @@ def train(
     them. In the main thread Ctrl-C and SIGTERM stop the run after its step: it is saved, and `finished` is False.
     Bad input is a UserError, a run that cannot go on a RunFailed, each with one line to read.
     """
-    chosen = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    chosen = load_recipe(str(recipe)) if isinstance(recipe, str | Path) else recipe
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UserError(f"model is no torch.nn.Module but {model!r}")
     require_sinks(chosen.log.sinks)
     run_dir = RunDir(Path(out) if out else Path("runs") / chosen.name)
     own = Own(model, *_open_data(train_data, val_data, num_classes))
@@ -74,6 +74,8 @@ def _open_data(
     if train_data is None:
         if val_data is not None:
             raise UserError("val_data without train_data: give both, or data.root in the recipe")
+        if num_classes is not None:
+            raise UserError("num_classes is for train_data; a folder's classes are counted")
         return None, None
     train = open_own(train_data, "train_data", num_classes)
     return train, open_own(val_data, "val_data", len(train.classes)) if val_data is not None else None

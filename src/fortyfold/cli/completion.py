@@ -28,7 +28,9 @@ def complete_key(incomplete: str) -> list[str]:
     """Keys of the recipe, for --set KEY=VALUE; those of the phase that was named, else of the first."""
     phase = re.match(r"phases\.\d+\.", incomplete)
     keys = (key.replace("phases.0.", phase[0]) if phase else key for key in settable_keys())
-    return [f"{key}=" for key in keys if key.startswith(incomplete)]
+    found = [f"{key}=" for key in keys if key.startswith(incomplete)]
+    # Of a single word a shell would put a space behind the =; of two it stops there.
+    return [*found, f"{found[0]}VALUE"] if len(found) == 1 else found
 
 
 def _install(shell: Shell | None) -> None:

@@ -28,6 +28,8 @@ class AccumAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         accum_iter: int = 4,
     ) -> None:
+        if not (all(0 <= beta < 1 for beta in betas) and eps >= 0 and accum_iter >= 1):
+            raise ValueError(f"betas = {list(betas)}, eps = {eps}, accum_iter = {accum_iter}: this cannot be")
         settings = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "accum_iter": accum_iter}
         super().__init__(params, settings)
 
@@ -64,21 +66,22 @@ class AccumAdam(torch.optim.Optimizer):
         first, second = self._states(parameters, "exp_avg"), self._states(parameters, "exp_avg_sq")
 
         folds = -(-number // every)  # how often the moments take in a gradient, this step's included
-        looked_ahead, spread = _folded(first, second, gradients, beta1, beta2)
-        torch._foreach_sqrt_(spread)
+        if every == 1:
+            ahead, squares = first, second
+        else:
+            ahead, squares = ([moment.clone() for moment in moments] for moments in (first, second))
+        _fold(ahead, squares, gradients, beta1, beta2)
+        spread = torch._foreach_sqrt(squares)
         torch._foreach_div_(spread, math.sqrt(1 - beta2**folds))
         torch._foreach_add_(spread, group["eps"])
-        torch._foreach_addcdiv_(parameters, looked_ahead, spread, value=-lr / (1 - beta1**folds))
+        torch._foreach_addcdiv_(parameters, ahead, spread, value=-lr / (1 - beta1**folds))
 
         if every > 1:
             sums = self._states(parameters, "gradient_sum")
             torch._foreach_add_(sums, gradients)
-            if number % every:
-                return
-            gradients = list(torch._foreach_div(sums, float(every)))
-            torch._foreach_zero_(sums)
-        for kept, now in zip((first, second), _folded(first, second, gradients, beta1, beta2), strict=True):
-            torch._foreach_copy_(kept, now)
+            if number % every == 0:
+                _fold(first, second, list(torch._foreach_div(sums, float(every))), beta1, beta2)
+                torch._foreach_zero_(sums)
 
     def _states(self, parameters: Tensors, name: str) -> Tensors:
         return [self.state[parameter][name] for parameter in parameters]
@@ -88,8 +91,8 @@ class AccumAdamW(AccumAdam):
     decoupled = True
 
 
-def _folded(first: Tensors, second: Tensors, gradients: Tensors, beta1: float, beta2: float) -> tuple[Tensors, Tensors]:
-    """Both moments after taking in the gradients."""
-    squares = list(torch._foreach_mul(second, beta2))
-    torch._foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
-    return list(torch._foreach_lerp(first, gradients, weight=1 - beta1)), squares
+def _fold(first: Tensors, second: Tensors, gradients: Tensors, beta1: float, beta2: float) -> None:
+    """Let both moments take in the gradients."""
+    torch._foreach_lerp_(first, gradients, weight=1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)

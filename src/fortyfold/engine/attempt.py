@@ -90,6 +90,9 @@ def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not _is_free(key)
     ]
+    patterns = [list(before["recipe"]["optim"]["decay_by_name"]), list(recipe.optim.decay_by_name)]
+    if patterns[0] != patterns[1] and sorted(patterns[0]) == sorted(patterns[1]):
+        differing.append(f"optim.decay_by_name in the order {patterns[0]} (now {patterns[1]})")
     for split in ("train", "val"):
         then, here = before["data"][split] or {}, now["data"][split] or {}
         if then.get("fingerprint") != here.get("fingerprint"):

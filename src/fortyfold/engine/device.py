@@ -135,10 +135,12 @@ class Feeder:
         return DeviceBatch(mixed, labels[:num_images], weights[:num_images], labels[partners], shares)
 
     def _copy(self, batch: Batch) -> Copied:
-        arrays = [batch.images_nhwc, batch.labels, batch.weights]
+        arrays = [batch.labels, batch.weights]
         if batch.mix is not None:
             arrays += [batch.mix.partners, batch.mix.shares, batch.mix.boxes]
-        return [torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays]
+        # The images last: a copy from memory that is not pinned may wait for the copies before it.
+        small = [torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays]
+        return [torch.from_numpy(batch.images_nhwc).to(self._device, non_blocking=True), *small]
 
     def _begin_copy(self, batch: Batch) -> None:
         assert self._copy_stream is not None

@@ -13,8 +13,10 @@ class Ema:
     def __init__(self, model: torch.nn.Module, spec: recipe.Ema) -> None:
         self._spec = spec
         self.module = deepcopy(model).eval().requires_grad_(False)
-        pairs = list(zip(self.module.state_dict().values(), model.state_dict().values(), strict=True))
-        # state_dict's tensors share the networks' memory, so they are found once and not at every step.
+        # state_dict's tensors share the networks' memory, so they are found once and not at every step. Tied weights
+        # stand there under several names.
+        named = zip(self.module.state_dict().values(), model.state_dict().values(), strict=True)
+        pairs = list({average.data_ptr(): (average, value) for average, value in named if average.numel()}.values())
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
@@ -32,5 +34,6 @@ class Ema:
         """Take in the weights as they are after `step` steps."""
         averages, now = zip(*self._averaged, strict=True)
         torch._foreach_lerp_(averages, now, weight=1 - self.decay(step))
-        for average, value in self._copied:
-            average.copy_(value)
+        if self._copied:
+            counters, values = zip(*self._copied, strict=True)
+            torch._foreach_copy_(counters, values)

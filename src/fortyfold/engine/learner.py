@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch._dynamo
 
 from fortyfold.engine.device import DeviceBatch
 from fortyfold.engine.ema import Ema
@@ -10,6 +11,8 @@ from fortyfold.engine.loss import build_loss, weighted_mean
 from fortyfold.engine.optimizer import build_optimizer, set_learning_rate
 from fortyfold.engine.precision import Scaler, autocast
 from fortyfold.spec.recipe import Recipe
+
+_MOST_SHAPES = 1000
 
 
 class Learner:
@@ -33,32 +36,22 @@ class Learner:
     def compile(self) -> None:
         """Compile the network for training, for each shape of a batch anew: a run that was resumed must not round
         otherwise because it met the shapes in another order."""
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, _MOST_SHAPES)  # beyond it, torch would not compile at all
         self._forward = torch.compile(self.model, dynamic=False)
 
-    def step(self, batch: DeviceBatch, number: int, lr: float, accumulate: int = 1) -> torch.Tensor:
-        """Step `number` (from 1) of the run: forward, backward, update. Gives the loss, still on the device.
-
-        The batch is cut into `accumulate` micro-batches, one after another; their gradients add up to the batch's.
-        Only fp16 waits for the device here.
-        """
-        set_learning_rate(self.optimizer, lr)
+    def backward(self, batch: DeviceBatch, accumulate: int = 1) -> torch.Tensor:
+        """The batch's gradients, in `accumulate` micro-batches one after another, which add up. Gives the loss, still
+        on the device. Changes nothing but gradients, the statistics of normalisation layers, and generators."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self._device)
         for micro_batch in batch.cut(accumulate):
             loss += self._backward(micro_batch, len(batch))
-        self._update()
-        if self.ema is not None:
-            self.ema.update(number)
         return loss
 
-    def _backward(self, batch: DeviceBatch, num_places: int) -> torch.Tensor:
-        with autocast(self._precision, self._device):
-            logits = self._forward(batch.images)
-        loss = weighted_mean(self._criterion(logits, batch), batch.weights, num_places)
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return loss.detach()
-
-    def _update(self) -> None:
+    def update(self, number: int, lr: float) -> None:
+        """Step `number` (from 1) of the run: move the weights, and their average. Only fp16 waits for the device."""
+        set_learning_rate(self.optimizer, lr)
         if self.scaler is not None:
             self.scaler.unscale(self.optimizer)
         self._clip()
@@ -66,6 +59,15 @@ class Learner:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
+        if self.ema is not None:
+            self.ema.update(number)
+
+    def _backward(self, batch: DeviceBatch, num_places: int) -> torch.Tensor:
+        with autocast(self._precision, self._device):
+            logits = self._forward(batch.images)
+        loss = weighted_mean(self._criterion(logits, batch), batch.weights, num_places)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.detach()
 
     def _clip(self) -> None:
         if self._optim.clip_norm is not None:

@@ -1,6 +1,6 @@
 """From the recipe's [optim] to an optimiser: timm's by name, or AccumAdam. The learning rate is set at every step."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,13 +17,14 @@ Group = dict[str, Any]
 _OWN = {"accumadam": AccumAdam, "accumadamw": AccumAdamW}
 _TIMM_NAMES = {"sgd": "momentum"}  # timm's "sgd" is Nesterov's
 _SECOND_ORDER = ("adahessian",)
+_LOOKAHEAD = "lookahead_"
 
 
 def build_optimizer(model: torch.nn.Module, spec: Optim) -> torch.optim.Optimizer:
-    create = _creator(spec)
+    name = _known_name(spec.name)
     groups = parameter_groups(model, spec)
     try:
-        return create(groups)
+        return _create(name, groups, spec)
     except (TypeError, ValueError, AssertionError, ImportError, RuntimeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"optim: {spec.name} with {spec.arguments} cannot be had: {reason}") from None
@@ -48,18 +49,30 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group["lr_scale"]
 
 
-def _creator(spec: Optim) -> Callable[[list[Group]], torch.optim.Optimizer]:
-    name = spec.name.lower()
+def _known_name(given: str) -> str:
+    name = given.lower()
+    bare, known = name.removeprefix(_LOOKAHEAD), timm.optim.list_optimizers()
     if name in _OWN:
-        return lambda groups: _OWN[name](groups, lr=spec.lr, **{"accum_iter": spec.accum_iter} | spec.arguments)
-    known = [*timm.optim.list_optimizers(), *_OWN]
-    if name.removeprefix("lookahead_") not in known:
-        raise UserError(f"optim.name: no optimiser {spec.name!r}{nearest(name, known)}")
-    if name in _SECOND_ORDER:
-        raise UserError(f"optim.name: {name} wants second derivatives, which are not computed here; try adamw")
-    return lambda groups: timm.optim.create_optimizer_v2(
-        groups, opt=_TIMM_NAMES.get(name, name), lr=spec.lr, momentum=spec.momentum, **spec.arguments
+        return name
+    if bare not in known:
+        raise UserError(f"optim.name: no optimiser {given!r}{nearest(name, [*known, *_OWN])}")
+    if bare in _SECOND_ORDER:
+        raise UserError(f"optim.name: {bare} wants second derivatives, which are not computed here; try adamw")
+    return name
+
+
+def _create(name: str, groups: list[Group], spec: Optim) -> torch.optim.Optimizer:
+    if name in _OWN:
+        return _OWN[name](groups, lr=spec.lr, accum_iter=spec.accum_iter, **spec.arguments)
+    bare = name.removeprefix(_LOOKAHEAD)
+    prefix = name.removesuffix(bare)
+    optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
+        groups, opt=prefix + _TIMM_NAMES.get(bare, bare), lr=spec.lr, momentum=spec.momentum, **spec.arguments
     )
+    dropped = [key for key in ("betas", "eps") if key in spec.arguments and key not in optimizer.defaults]
+    if dropped:  # timm leaves them out without a word
+        raise ValueError(f"it has no {dropped[0]}")
+    return optimizer
 
 
 def _decay(name: str, parameter: torch.Tensor, spec: Optim, spared: Collection[str]) -> float:

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
+from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.recipe import Precision
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_MOST_LEFT_OUT = 50  # steps in a row
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -21,16 +24,23 @@ def autocast(spec: Precision, device: torch.device) -> AbstractContextManager[An
 def numerics(spec: Precision) -> Iterator[None]:
     """Torch's process-wide switches as the recipe wants them; left as they were."""
     was_tf32 = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    was_deterministic = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    was_deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    workspace = os.environ.get(_WORKSPACE)
     try:
         _set_tf32(spec.tf32, "high" if spec.tf32 else "highest")
         if spec.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with one
+            os.environ.setdefault(_WORKSPACE, ":4096:8")  # cuBLAS is deterministic only with one
         _set_deterministic(spec.deterministic, benchmark=not spec.deterministic)
         yield
     finally:
         _set_tf32(*was_tf32)
         _set_deterministic(*was_deterministic)
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
 
 
 def _set_tf32(convolutions: bool, products: str) -> None:
@@ -38,8 +48,8 @@ def _set_tf32(convolutions: bool, products: str) -> None:
     torch.set_float32_matmul_precision(products)
 
 
-def _set_deterministic(only: bool, benchmark: bool) -> None:
-    torch.use_deterministic_algorithms(only)
+def _set_deterministic(only: bool, benchmark: bool, warn_only: bool = False) -> None:
+    torch.use_deterministic_algorithms(only, warn_only=warn_only)
     torch.backends.cudnn.benchmark = benchmark  # tries convolutions out and takes the fastest, not always the same one
 
 
@@ -49,6 +59,7 @@ class Scaler:
     def __init__(self, spec: Precision, device: torch.device) -> None:
         self._fixed = None if spec.loss_scale == "dynamic" else float(spec.loss_scale)
         self._scaler = torch.amp.GradScaler(device.type, init_scale=self._fixed or 2.0**16)
+        self._left_out = 0  # steps, since the last that was not
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return self._scaler.scale(loss)
@@ -59,8 +70,17 @@ class Scaler:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Move the weights unless a gradient overflowed; that much is asked of the device, so the host waits."""
+        before = self._scaler.get_scale()
         self._scaler.step(optimizer)
-        self._scaler.update(self._fixed)
+        self._scaler.update()
+        self._left_out = self._left_out + 1 if self._scaler.get_scale() < before else 0
+        if self._left_out >= _MOST_LEFT_OUT:
+            raise RunFailed(
+                f"the gradients of {self._left_out} steps in a row overflowed in fp16, so no weight moved (loss scale "
+                f'{before:g}); try a smaller precision.loss_scale, or "dynamic", or precision.dtype = "bf16"'
+            )
+        if self._fixed is not None:
+            self._scaler.update(self._fixed)
 
     def state(self) -> dict[str, Any]:
         return self._scaler.state_dict()

@@ -14,8 +14,9 @@ from fortyfold.data.items import DataSet
 from fortyfold.data.own import open_own
 from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
-from fortyfold.engine.device import Feeder, choose_device, open_reader
+from fortyfold.engine.device import Feeder, choose_device, describe, open_reader
 from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
+from fortyfold.engine.memory import telling
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.setup import open_eval_copy
 from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
@@ -44,10 +45,11 @@ class Scoring:
             crop_ratio=self.recipe.evaluate.crop_ratio,
             rectangular=bool(phase.rectangular),
             flip=flip or self.recipe.evaluate.flip,
-            rank_batch=phase.global_batch or phase.rank_batch or 1,
+            rank_batch=max(1, (phase.global_batch or phase.rank_batch or 1) // (phase.accumulate or 1)),
         )
         reader = open_reader(self.recipe.data, self.device, [self.index.storage])
-        with numerics(self.recipe.precision):
+        what = f"with {views.rank_batch} images of {self.px} px at once on {describe(self.device)}"
+        with numerics(self.recipe.precision), telling(what):
             scores = evaluate_split(self.networks, reader, feed, self.index, views, report=report)
         assert scores is not None
         return scores
@@ -84,7 +86,7 @@ def open_scoring(
         if weights is not None:
             networks[name] = _build(run_dir, recipe, len(classes), own_model).to(device)
             networks[name].load_state_dict(weights)
-    check_fits(networks[""], [chosen_px], bool(last.rectangular))
+    check_fits(networks[""], len(classes), [chosen_px], bool(last.rectangular))
     precise = Networks(networks, partial(autocast, recipe.precision, device))
     return Scoring(path, recipe, index, chosen_px, precise, device)
 

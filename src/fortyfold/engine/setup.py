@@ -66,7 +66,7 @@ class Job:
 
     @property
     def model_name(self) -> str:
-        return name_model(self.own_model) if self.own_model else self.recipe.model.name
+        return name_model(self.own_model) if self.own_model is not None else self.recipe.model.name
 
     @property
     def num_classes(self) -> int:
@@ -186,14 +186,15 @@ def _build_learner(job: Job, journal: Journal, fresh: bool) -> Learner:
     """With first weights if `fresh`; a checkpoint's take their place otherwise."""
     torch.manual_seed(job.recipe.seed)
     spec = job.recipe.model
-    model = prepare_model(job.own_model, spec) if job.own_model else build_model(spec, job.num_classes)
+    own = job.own_model
+    model = prepare_model(own, spec) if own is not None else build_model(spec, job.num_classes)
     if fresh and spec.pretrained is not None:
         for note in load_pretrained(model, spec.pretrained):
             journal.event("noted", 0, message=note)
     model = model.to(job.device).train()
     sizes = {stretch.px for stretch in job.timeline.stretches}
     sizes.add(job.recipe.evaluate.px or job.timeline.stretches[-1].px)
-    check_fits(model, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
+    check_fits(model, job.num_classes, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
     return Learner(model, job.recipe)
 
 

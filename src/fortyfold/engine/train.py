@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,10 +20,10 @@ from fortyfold.engine.attempt import build_spec, check_run, open_attempt
 from fortyfold.engine.device import DeviceBatch, describe
 from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
 from fortyfold.engine.journal import Journal, NotFinite
-from fortyfold.engine.memory import OutOfMemory, advice, is_out_of_memory, undone_when_full
+from fortyfold.engine.memory import advice, is_out_of_memory, remember, telling
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.setup import Job, Own, Training, note_start, open_job, set_up
+from fortyfold.engine.setup import Own, Training, note_start, open_job, set_up
 from fortyfold.engine.stop import StopFlag
 from fortyfold.metrics.summary import write_summaries
 from fortyfold.schedules import build_schedule
@@ -70,6 +69,8 @@ def train(
             snapshot, passed_over = checkpoint.read_newest(run_dir)
             if snapshot is not None and job.is_finished(snapshot.progress):
                 _note_finished(run_dir, snapshot.progress)
+                if job.own_model is not None:
+                    job.own_model.load_state_dict(snapshot.model)
                 return Outcome(True, snapshot.progress, already=True)
             checkpoint.retire(run_dir, passed_over)
             attempt = open_attempt(run_dir, spec)
@@ -77,21 +78,11 @@ def train(
             with closing(Journal(run_dir, attempt, steps_done)) as journal, journal.noting_failure():
                 note_start(job, journal, snapshot, passed_over, spec)
                 with numerics(recipe.precision):
-                    return _train(_set_up(job, journal, stop, attempt, snapshot, auto_accumulate))
+                    with telling(f"before the first step, with {job.model_name} on {describe(job.device)}"):
+                        t = set_up(job, journal, stop, attempt, snapshot, auto_accumulate)
+                    return _train(t)
         except OSError as error:
             raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
-
-
-def _set_up(job: Job, *parts: Any) -> Training:
-    try:
-        return set_up(job, *parts)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise RunFailed(
-            f"out of memory before the first step: {job.model_name} does not fit on {describe(job.device)}; "
-            "is somebody else using it? (nvidia-smi tells)"
-        ) from error
 
 
 def _train(t: Training) -> Outcome:
@@ -106,7 +97,7 @@ def _train(t: Training) -> Outcome:
             raise _not_finite(t, error) from None
         except (RuntimeError, ValueError, AssertionError, MemoryError) as error:
             if is_out_of_memory(error):
-                stretch = t.job.timeline.at(min(t.progress.step, t.job.timeline.num_steps - 1)).stretch
+                stretch = t.job.timeline.at(t.progress.step).stretch
                 raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
             if (
                 isinstance(error, UserError | RunFailed)
@@ -139,7 +130,10 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
             _quarantine(t, batch)
         position = timeline.at(t.progress.step)
         lr = learning_rate(t.progress.step)
-        loss = _step(t, t.feed(batch), position.stretch, lr)
+        loss = _backward(t, t.feed(batch), position.stretch)
+        t.learner.update(t.progress.step + 1, lr)
+        if batch.bad:
+            loss = loss * (len(batch) / max(len(batch) - len(batch.bad), 1))  # the mean of those that count
 
         now = time.perf_counter()
         t.journal.step(
@@ -162,19 +156,26 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         _note_saved(t, t.saver.poll())
 
 
-def _step(t: Training, batch: DeviceBatch, stretch: Stretch, lr: float) -> torch.Tensor:
-    """Take a step, in as many pieces as memory wants."""
-    while True:
-        accumulate = _accumulate(t, stretch)
+def _backward(t: Training, batch: DeviceBatch, stretch: Stretch) -> torch.Tensor:
+    """The batch's gradients and its loss, in as many pieces as memory wants if it may be cut."""
+    while t.auto_accumulate:
+        accumulate, put_back = _accumulate(t, stretch), remember(t.learner)
         try:
-            with undone_when_full(t.learner, wanted=t.auto_accumulate):
-                return t.learner.step(batch, t.progress.step + 1, lr, accumulate)
-        except OutOfMemory:
-            if accumulate >= len(batch):
-                raise advice(stretch, t.job.model_name, accumulate) from None
+            return t.learner.backward(batch, accumulate)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        except ValueError as error:  # normalisation layers take no micro-batch of one image
+            if accumulate == stretch.accumulate:
+                raise
+            raise advice(stretch, t.job.model_name, accumulate // 2, halved=True) from error
+        put_back()
+        if accumulate >= len(batch):
+            raise advice(stretch, t.job.model_name, accumulate, halved=True)
         t.progress.accumulate[str(stretch.phase)] = 2 * accumulate
         t.journal.event("accumulating", t.progress.step, phase=stretch.phase, px=stretch.px,
                         global_batch=stretch.global_batch, accumulate=2 * accumulate)  # fmt: skip
+    return t.learner.backward(batch, _accumulate(t, stretch))
 
 
 def _accumulate(t: Training, stretch: Stretch) -> int:
@@ -204,10 +205,11 @@ def _evaluate(t: Training) -> None:
         crop_ratio=job.recipe.evaluate.crop_ratio,
         rectangular=stretch.rectangular,
         flip=job.recipe.evaluate.flip,
-        rank_batch=max(1, stretch.global_batch // _accumulate(t, stretch)),
+        rank_batch=max(1, stretch.global_batch // stretch.accumulate),
     )
     networks = Networks(t.learner.networks, partial(autocast, job.recipe.precision, job.device))
-    scores = evaluate_split(networks, t.reader, t.feed, index, views, t.stop)
+    with telling(f"in an evaluation, with {views.rank_batch} images of {px} px at once on {describe(job.device)}"):
+        scores = evaluate_split(networks, t.reader, t.feed, index, views, t.stop)
     if scores is None:
         return
     result = scores[""]

@@ -21,11 +21,12 @@ def build_model(spec: Model, num_classes: int) -> torch.nn.Module:
         raise UserError(
             f"model.name: timm {timm.__version__} has no {spec.name!r}{nearest(spec.name, timm.list_models())}"
         )
+    arguments = _arguments(spec)
     try:
-        model: torch.nn.Module = timm.create_model(spec.name, num_classes=num_classes, **_arguments(spec))
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        model: torch.nn.Module = timm.create_model(spec.name, num_classes=num_classes, **arguments)
+    except Exception as error:  # timm passes arguments on to whatever layers they concern
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"model.arguments: {spec.name} does not take {_arguments(spec)}: {reason}") from None
+        raise UserError(f"model.arguments: {spec.name} does not take {arguments}: {reason}") from None
     return prepare_model(model, spec)
 
 
@@ -45,36 +46,49 @@ def name_model(model: torch.nn.Module) -> str:
 
 def _arguments(spec: Model) -> dict[str, Any]:
     """What timm gets: only what was asked for, since not every model takes every argument."""
-    rates = {"drop_rate": spec.drop_rate, "drop_path_rate": spec.drop_path_rate}
-    own = {key: rate for key, rate in rates.items() if rate} | (
-        {} if spec.zero_init_last is None else {"zero_init_last": spec.zero_init_last}
-    )
+    named = {key: getattr(spec, key) for key in ("zero_init_last", "drop_rate", "drop_path_rate")}
+    own = {key: value for key, value in named.items() if value is not None}
     aa_layer = spec.arguments.get("aa_layer")
-    classes = {"aa_layer": _AA_LAYERS[aa_layer]} if aa_layer in _AA_LAYERS else {}
-    return {**spec.arguments, **classes, **own}
+    if aa_layer is None:
+        return {**spec.arguments, **own}
+    if aa_layer not in _AA_LAYERS:
+        valid = ", ".join(_AA_LAYERS)
+        raise UserError(
+            f"model.arguments: no aa_layer {aa_layer!r}; there are: {valid}{nearest(str(aa_layer), _AA_LAYERS)}"
+        )
+    return {**spec.arguments, "aa_layer": _AA_LAYERS[aa_layer], **own}
 
 
-def check_fits(model: torch.nn.Module, sizes: Iterable[int], rectangular: bool = False) -> None:
-    """Refuse image sizes that the network cannot take, before hours are spent; leaves no trace in it."""
-    device = next(model.parameters()).device
+def check_fits(model: torch.nn.Module, num_classes: int, sizes: Iterable[int], rectangular: bool = False) -> None:
+    """Refuse a network whose answer is not a number a class, and image sizes that it cannot take, before hours are
+    spent; leaves no trace in it."""
+    first = next(model.parameters(), None)
+    if first is None:
+        raise UserError(f"the model {name_model(model)} has no parameters; there is nothing to train")
+    generators = [first.device] if first.device.type == "cuda" else []
     was_training = model.training
     model.eval()
     try:
         for px in sorted(sizes):
-            with torch.random.fork_rng(), torch.inference_mode():
-                _try_size(model, px, px, device)
-                if rectangular:
-                    _try_size(model, px, px + 8, device)
+            with torch.random.fork_rng(devices=generators), torch.inference_mode():
+                for width in (px, px + 8) if rectangular else (px,):
+                    _try_size(model, num_classes, torch.zeros(1, 3, px, width, device=first.device))
     finally:
         model.train(was_training)
 
 
-def _try_size(model: torch.nn.Module, height: int, width: int, device: torch.device) -> None:
+def _try_size(model: torch.nn.Module, num_classes: int, image: torch.Tensor) -> None:
+    height, width = image.shape[2:]
     try:
-        model(torch.zeros(1, 3, height, width, device=device))
+        answer = model(image)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, AssertionError) as error:
+    except Exception as error:  # an own network may raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         what = f"{height} px" if width == height else f"{width} × {height} px (evaluate.rectangular)"
         raise UserError(f"the model cannot take images of {what}: {reason}") from None
+    shape = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
+    if shape != (1, num_classes):
+        raise UserError(
+            f"the model must give a number for each of {num_classes} classes, but for an image it gives {shape}"
+        )

@@ -15,6 +15,10 @@ Positive = Annotated[float, Field(gt=0)]
 LearningRate = float | tuple[float, float]
 
 
+_LOADING = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+_SETTINGS = ("lr", "weight_decay", "momentum", "accum_iter")
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
@@ -34,10 +38,10 @@ class Model(Section):
     """A .safetensors file with the first weights; `fortyfold weights convert` makes one from a .pth."""
     zero_init_last: bool | None = None
     """Start each residual block as the identity, its last scale at zero; default: timm's own choice for the model."""
-    drop_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the classifier's inputs that are dropped in training."""
-    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of residual branches that are dropped in training (stochastic depth), rising to this with the depth."""
+    drop_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the classifier's inputs that are dropped in training; default: the model's own."""
+    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of residual branches that are dropped in training, rising with the depth; default: the model's own."""
     channels_last: bool = True
     """Keep activations in NHWC memory order: faster on a CPU, and what tensor cores want."""
 
@@ -45,6 +49,11 @@ class Model(Section):
     def _classes_come_from_the_data(self) -> Self:
         if "num_classes" in self.arguments:
             raise ValueError("num_classes is counted from the data's class folders; leave it out")
+        loading = [key for key in _LOADING if key in self.arguments]
+        if loading:
+            raise ValueError(
+                f"arguments.{loading[0]} would load weights by the way; name a .safetensors file in pretrained"
+            )
         return self
 
 
@@ -177,9 +186,12 @@ class Optim(Section):
     """Cut each gradient's entries off at plus and minus this."""
 
     @model_validator(mode="after")
-    def _clips_one_way(self) -> Self:
+    def _hangs_together(self) -> Self:
         if self.clip_norm is not None and self.clip_value is not None:
             raise ValueError("clip_norm and clip_value exclude each other; keep one")
+        doubled = [key for key in _SETTINGS if key in self.arguments]
+        if doubled:
+            raise ValueError(f"{doubled[0]} stands in [optim] itself, not in its arguments")
         return self
 
 
