@@ -19,7 +19,7 @@ def require(package: str, name: str) -> None:
     """A wrong name is an error that lists the right ones; the module is not imported."""
     valid = names(package)
     if name not in valid:
-        kind = package.rpartition(".")[2].removesuffix("s")
+        kind = package.rpartition(".")[2].removesuffix("s").replace("topologie", "topology")
         raise UserError(f"no {kind} {name!r}; there are: {', '.join(valid)}{nearest(name, valid)}")
 
 
