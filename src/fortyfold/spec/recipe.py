@@ -1,7 +1,7 @@
 """The recipe: what to train. Frozen, strict, and each field is documented right under it.
 
-Its sections stand here, in spec/images.py and in spec/learning.py; all are to be had from here. Only fields that
-something reads are in them. `spec/recipe_file.py` makes a Recipe from TOML.
+Its sections stand here and in spec/images.py, learning.py and strategy.py; all are to be had from here. Only fields
+that something reads are in them. `spec/recipe_file.py` makes a Recipe from TOML.
 """
 
 from typing import Annotated, Literal, Self
@@ -11,10 +11,11 @@ from pydantic import Field, model_validator
 from fortyfold.spec.images import Augment, Data, DemoData
 from fortyfold.spec.learning import Ema, Loss, Model, Optim, Precision, Schedule
 from fortyfold.spec.section import Count, NonNegative, Pixels, Section
+from fortyfold.spec.strategy import Strategy
 
 __all__ = [
     "FREE_KEYS", "Augment", "Checkpoint", "Data", "DemoData", "Ema", "Evaluate", "Log", "Loss", "Model", "Optim",
-    "Phase", "Precision", "Recipe", "Schedule", "Section",
+    "Phase", "Precision", "Recipe", "Schedule", "Section", "Strategy",
 ]  # fmt: skip
 
 LearningRate = float | tuple[float, float]
@@ -114,6 +115,7 @@ class Recipe(Section):
     precision: Precision = Precision()
     ema: Ema = Ema()
     schedule: Schedule = Schedule()
+    strategy: Strategy = Strategy()
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
@@ -157,7 +159,7 @@ class Recipe(Section):
 
 FREE_KEYS = (
     "name", "data.root", "data.demo", "data.copies", "data.stage", "data.threads", "data.prefetch",
-    "data.read_ahead", "checkpoint", "log",
+    "data.read_ahead", "checkpoint", "log", "strategy.local_scores", "strategy.deadline_seconds",
 )  # fmt: skip
 """Keys (with all below them) that change no weight: a run may go on with other values."""
 

@@ -18,3 +18,8 @@ class World:
         sizes = self.node_sizes or (self.size,)
         assert sum(sizes) == self.size and min(sizes) > 0, self
         return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    @property
+    def node(self) -> range:
+        """The ranks of this one's node."""
+        return next(node for node in self.nodes() if self.rank in node)
