@@ -34,7 +34,7 @@ from fortyfold.engine.device import describe
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.setup import Job, Training, open_job, set_up
-from fortyfold.engine.stop import StopFlag
+from fortyfold.spec.stop import StopFlag
 from fortyfold.engine.train import run_steps
 from fortyfold.spec.recipe import Data
 from fortyfold.spec.recipe_file import load_recipe

@@ -13,7 +13,7 @@ from hypothesis import settings
 from fortyfold.cli.main import run
 from fortyfold.cli.openmp import calm_openmp
 from fortyfold.data.demo import DemoSpec, make_demo
-from fortyfold.engine.stop import REASONS
+from fortyfold.spec.stop import REASONS
 
 calm_openmp()
 settings.register_profile("steady", deadline=None, derandomize=True)  # this machine may be slow, never lucky

@@ -11,8 +11,8 @@ from conftest import skip_or_fail
 
 import fortyfold as package
 from fortyfold.cli.bars import bar
-from fortyfold.engine.stop import StopFlag
 from fortyfold.spec.recipe_file import built_in_names
+from fortyfold.spec.stop import StopFlag
 
 Fortyfold = Callable[..., tuple[int, str, str]]
 
@@ -32,10 +32,10 @@ def train_tiny(data: Path, out: Path, *options: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from fortyfold.engine.stop import StopFlag
     from fortyfold.engine.train import train
     from fortyfold.spec.recipe_file import load_recipe
     from fortyfold.spec.run_dir import RunDir
+    from fortyfold.spec.stop import StopFlag
 
     folder = tmp_path_factory.mktemp("runs")
     train(load_recipe("tiny", {"data.root": str(tiny_data), "epochs": 1}), RunDir(folder / "one"), StopFlag())

@@ -22,13 +22,13 @@ from fortyfold.engine.device import Feeder
 from fortyfold.engine.evaluate import Networks, evaluate
 from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.stop import StopFlag
 from fortyfold.models.build import build_model
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe import Checkpoint, Data, Model
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 
 DATA = Data(root="x")
 

@@ -16,12 +16,12 @@ from fortyfold.data.demo import DemoSpec, make_demo
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import DeviceBatch
 from fortyfold.engine.learner import Learner
-from fortyfold.engine.stop import StopFlag
 from fortyfold.engine.train import train
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 
 Fortyfold = Callable[..., tuple[int, str, str]]
 

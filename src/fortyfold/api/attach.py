@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from fortyfold.engine.stop import StopFlag
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 
 POLL_SECONDS = 0.5
 TELL_SECONDS = 3.0

@@ -14,7 +14,6 @@ from fortyfold.data.own import open_own
 from fortyfold.data.stage import scratch_folder, stage
 from fortyfold.engine.attempt import set_aside
 from fortyfold.engine.setup import Own
-from fortyfold.engine.stop import StopFlag
 from fortyfold.engine.train import Outcome
 from fortyfold.engine.train import train as train_run
 from fortyfold.sinks import require_sinks
@@ -22,6 +21,7 @@ from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 
 STREAMS = 4
 

@@ -17,8 +17,8 @@ def sink(
     set_: SetOption = None,
 ) -> None:
     """Write a run's figures to CSV, TensorBoard or Weights & Biases, while it runs or afterwards."""
-    from fortyfold.engine.stop import StopFlag
     from fortyfold.sinks import write_run
+    from fortyfold.spec.stop import StopFlag
 
     run_dir, stop = RunDir(run), StopFlag()
     if follow:

@@ -12,8 +12,8 @@ from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from fortyfold.engine.stop import StopFlag
     from fortyfold.engine.train import Outcome
+    from fortyfold.spec.stop import StopFlag
 
 STOPPED = 75
 
@@ -37,8 +37,8 @@ def train(
     """
     from fortyfold.data import decode
     from fortyfold.engine.attempt import set_aside
-    from fortyfold.engine.stop import StopFlag
     from fortyfold.sinks import require_sinks
+    from fortyfold.spec.stop import StopFlag
 
     stop = StopFlag().listen()  # before anything takes long
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})

@@ -16,7 +16,7 @@ from fortyfold.data.index import Index
 from fortyfold.data.reader import Batch, Reader
 from fortyfold.data.requests import eval_requests, rectangular_requests
 from fortyfold.engine.device import Feeder
-from fortyfold.engine.stop import StopFlag
+from fortyfold.spec.stop import StopFlag
 
 
 @dataclass(frozen=True)

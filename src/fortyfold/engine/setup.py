@@ -23,12 +23,12 @@ from fortyfold.engine.learner import Learner
 from fortyfold.engine.precision import try_compiler
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.saver import Saver
-from fortyfold.engine.stop import StopFlag
 from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
 from fortyfold.models.pretrained import load_pretrained
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 from fortyfold.spec.timeline import Stretch, Timeline, build_timeline
 from fortyfold.spec.world import World
 

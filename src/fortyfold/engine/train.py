@@ -24,13 +24,13 @@ from fortyfold.engine.memory import advice, is_out_of_memory, remember, telling
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.setup import Own, Training, note_start, open_job, set_up
-from fortyfold.engine.stop import StopFlag
 from fortyfold.metrics.summary import write_summaries
 from fortyfold.schedules import build_schedule
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.stop import StopFlag
 from fortyfold.spec.timeline import Stretch
 
 

@@ -5,6 +5,8 @@
     events-00000.jsonl            evaluations, saves, restarts, warnings (spec/events.py), a file a rank
     checkpoints/step-000000420-0001/  model, ema and training.safetensors, manifest.json
     stopped.json                  why an unfinished run stopped; absent while it runs and when it crashed
+    stop-request.json             asks a run of several ranks to stop, as the signal that it names would
+    logs/rank-00000.log           what a rank of several had to say besides; a file a rank
     summary.csv, dawnbench.tsv    a row an evaluation
     points.csv, tensorboard/, wandb/  what the sinks wrote, of those that were attached
     sinks/csv.log, csv.lock       what a sink said when training started it; held by the process that writes it
@@ -46,6 +48,13 @@ class RunDir:
     @property
     def stopped(self) -> Path:
         return self.path / "stopped.json"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / "stop-request.json"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.path / "logs" / f"rank-{rank:05d}.log"
 
     @property
     def summary(self) -> Path:

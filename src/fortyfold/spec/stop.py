@@ -38,8 +38,12 @@ class StopFlag:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _set(self, number: int, frame: FrameType | None) -> None:
+    def ask(self, number: int) -> None:
+        """As if that signal had come."""
         self.signal = self.signal or signal.Signals(number)
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self.ask(number)
 
     @property
     def requested(self) -> bool:
