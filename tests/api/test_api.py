@@ -110,10 +110,10 @@ def test_it_goes_on_after_an_abrupt_end(tmp_path: Path, monkeypatch: pytest.Monk
 
     whole = Learner.update
 
-    def update(self: Learner, number: int, lr: float) -> None:
+    def update(self: Learner, number: int) -> None:
         if number == 5:
             raise Killed
-        whole(self, number, lr)
+        whole(self, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "update", update)

@@ -111,8 +111,8 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed_in_step_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     whole = Learner.update
 
-    def update(self: Learner, number: int, lr: float) -> None:
-        whole(self, number, lr)
+    def update(self: Learner, number: int) -> None:
+        whole(self, number)
         if number == 4:
             raise Killed
 

@@ -133,6 +133,14 @@ class RunDir:
             os.close(descriptor)
         return False
 
+    def read_attempt(self) -> int | None:
+        """The number of the attempt that began last; None where run.json says none."""
+        try:
+            attempt = json.loads(self.spec.read_text(encoding="utf-8")).get("attempt")
+        except (OSError, ValueError, AttributeError):
+            return None
+        return attempt if isinstance(attempt, int) else None
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Hold the run for this process; a second holder is refused. Makes the directory when needed."""

@@ -25,8 +25,9 @@ class AllReduce(Strategy):
     def __init__(self, parts: Parts) -> None:
         self._inner = _Switch(parts.model)
         device = next(parts.model.parameters()).device
+        sample = torch.zeros(2, 3, parts.px, parts.px, device=device)
         with _rehearsing(parts.model, device):
-            self._inner(parts.sample).sum().backward()
+            self._inner(sample).sum().backward()
             trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
             unused = any(parameter.grad is None for parameter in trained)
         self._ddp = DistributedDataParallel(
@@ -40,7 +41,7 @@ class AllReduce(Strategy):
         if parts.spec.compress != "none":
             self._ddp.register_comm_hook(None, _HOOKS[parts.spec.compress])
         with _rehearsing(parts.model, device):
-            self._ddp(parts.sample).sum().backward()
+            self._ddp(sample).sum().backward()
 
     def wrap(self, network: Network) -> Network:
         self._inner.call(network)
