@@ -41,7 +41,8 @@ def evaluate_now(t: Training) -> None:
     index = job.phase_data[stretch.phase].val
     assert index is not None
     started = time.perf_counter()
-    scores, beside = _scores(t, index)
+    with t.excused("evaluating"):
+        scores, beside = _scores(t, index)
     if scores is None:
         return
     result = scores[""]
@@ -138,14 +139,15 @@ def _named(scores: Scores) -> dict[str, float]:
 
 def save_now(t: Training) -> None:
     """Save the state as it is now; the loop is held up for the copy only (and for a save still going on)."""
-    note_saved(t, t.saver.wait())
-    t.journal.flush(durable=True)  # what led to a checkpoint is on the disk before it
-    t.agreement.require_finite()
-    t.clock()
-    t.progress.epoch_loss_sum, t.progress.epoch_images = _loss_everywhere(t)
-    _share_quarantine(t)
-    name = t.job.run_dir.checkpoint(t.progress.step, t.attempt).name
-    t.saver.save(lambda: take_snapshot(name, t.learner, t.progress, partial(as_evaluated, t)))
+    with t.excused("saving"):
+        note_saved(t, t.saver.wait())
+        t.journal.flush(durable=True)  # what led to a checkpoint is on the disk before it
+        t.agreement.require_finite()
+        t.clock()
+        t.progress.epoch_loss_sum, t.progress.epoch_images = _loss_everywhere(t)
+        _share_quarantine(t)
+        name = t.job.run_dir.checkpoint(t.progress.step, t.attempt).name
+        t.saver.save(lambda: take_snapshot(name, t.learner, t.progress, partial(as_evaluated, t)))
 
 
 def note_saved(t: Training, path: Path | None) -> None:

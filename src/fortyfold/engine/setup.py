@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from fortyfold.models.build import build_model, check_fits, name_model, prepare_
 from fortyfold.models.pretrained import load_pretrained
 from fortyfold.parallel.accord import Accord
 from fortyfold.parallel.post import Post
+from fortyfold.parallel.pulse import Pulse
 from fortyfold.parallel.ranks import Ranks
 from fortyfold.parallel.strategies import require_strategy
 from fortyfold.parallel.sync_bn import synchronise
@@ -39,6 +41,8 @@ from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
 from fortyfold.spec.timeline import Stretch, Timeline, build_timeline
+
+_STEADY_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,27 @@ class Training:
     attempt: int
     auto_accumulate: bool  # take a step that does not fit into memory again, in smaller pieces
     clock_started: float  # perf_counter at which progress.elapsed_seconds was right
+    pulse: Pulse | None = None  # with several ranks
+    steady_from: tuple[int, int] = (-1, 0)  # phase, and the step in it from which a rank must not stand still
 
     @property
     def ranks(self) -> Ranks:
         return self.job.ranks
+
+    def beat(self) -> None:
+        """Tell the other ranks that this one gets on; all do at the same points of a step. In the first steps of a
+        phase, which may compile or read a cold disk, a rank may stand still for longer."""
+        if self.pulse is None:
+            return
+        phase = self.job.timeline.at(self.progress.step).stretch.phase
+        if phase != self.steady_from[0]:
+            self.steady_from = phase, self.progress.step + _STEADY_STEPS
+        self.pulse.beat(self.progress.step)
+        self.pulse.arm(self.progress.step >= self.steady_from[1])
+
+    def excused(self, what: str) -> AbstractContextManager[None]:
+        """What is done inside may take long."""
+        return self.pulse.excused(what) if self.pulse is not None else nullcontext()
 
     def clock(self) -> None:
         """Bring the progress' elapsed time up to now."""

@@ -24,7 +24,8 @@ from fortyfold.engine.memory import advice, is_out_of_memory, remember, telling
 from fortyfold.engine.precision import numerics
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.setup import Job, Own, Training, note_start, open_job, set_up
-from fortyfold.parallel.ranks import Ranks
+from fortyfold.parallel.pulse import Pulse
+from fortyfold.parallel.ranks import Ranks, is_broken_connection
 from fortyfold.schedules import build_schedule
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import last_attempt, read_events
@@ -54,12 +55,13 @@ def train(
     own: Own | None = None,
     auto_accumulate: bool = False,
     ranks: Ranks | None = None,
+    pulse: Pulse | None = None,
 ) -> Outcome:
     """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one.
 
     `staged` is a copy of data.root (data/stage.py) to read instead; `own` are the caller's own parts.
     `auto_accumulate` cuts steps that do not fit into memory into more micro-batches. With several `ranks` each calls
-    this; rank 0 holds the run, and writes what there is once.
+    this; rank 0 holds the run, and writes what there is once. `pulse` then tells of ranks that do not get on.
     """
     ranks = ranks or Ranks()
     job = open_job(recipe, run_dir, staged, own, ranks)
@@ -78,6 +80,7 @@ def train(
                 with numerics(recipe.precision):
                     with telling(f"before the first step, with {job.model_name} on {describe(job.device)}"):
                         t = set_up(job, journal, stop, attempt, snapshot, auto_accumulate)
+                    t.pulse = pulse
                     return _train(t)
         except OSError as error:
             raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
@@ -115,6 +118,7 @@ def _train(t: Training) -> Outcome:
                 raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
             if (
                 isinstance(error, UserError | RunFailed)
+                or is_broken_connection(error)
                 or t.progress.step > first_step
                 or first_step == t.job.timeline.num_steps
             ):
@@ -139,11 +143,13 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         if t.agreement.stopping is not None or t.progress.step == timeline.num_steps:
             return
 
+        t.beat()
         wait_from = time.perf_counter()
         batch = next(batches)
         data_wait = time.perf_counter() - wait_from
         if batch.bad:
             quarantine(t, batch)
+        t.beat()
         position = timeline.at(t.progress.step)
         lr, places = learning_rate(t.progress.step), t.job.rank_places(t.progress.step)
         loss = _backward(t, t.feed(batch), position.stretch, lr, places)
