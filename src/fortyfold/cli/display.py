@@ -13,8 +13,9 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fortyfold.metrics.throughput import mean_images_per_second
-from fortyfold.spec.events import Event, EventReader
-from fortyfold.spec.records import STEP_DTYPE, Records, StepReader
+from fortyfold.spec.events import Event
+from fortyfold.spec.ranks import MergedEventReader, MergedStepReader
+from fortyfold.spec.records import STEP_DTYPE, Records
 from fortyfold.spec.run_dir import RunDir
 
 POLL_SECONDS = 0.5
@@ -68,9 +69,10 @@ class Display:
     """Follows a run from now on, in a thread, until the context is left."""
 
     def __init__(self, run_dir: RunDir, line_steps: int) -> None:
-        self._steps = StepReader(run_dir.steps())
-        self._events = EventReader(run_dir.events())
-        self._steps.poll(), self._events.poll()  # what was before is not shown again
+        self._steps = MergedStepReader(run_dir)
+        self._events = MergedEventReader(run_dir)
+        self._steps.skip()  # what was before is not shown again
+        self._events.poll()
         self._view = View()
         self._line_steps = line_steps
         self._since_line = np.empty(0, STEP_DTYPE)
@@ -128,7 +130,7 @@ def describe(event: Event, num_epochs: int) -> str | None:
     match event["kind"]:
         case "started":
             return (
-                f"{event['model']} on {event['device']}: {event['train_images']} images of {event['classes']} classes, "
+                f"{event['model']} on {_place(event)}: {event['train_images']} images of {event['classes']} classes, "
                 f"{event['num_epochs']} epochs, {event['num_steps']} steps; "
                 f"decoder: {event['decoder'].partition(',')[0]}"
             )
@@ -153,6 +155,11 @@ def describe(event: Event, num_epochs: int) -> str | None:
         case "quarantined":
             return f"left out the unreadable {event['path']}: {event['reason']}"
     return None
+
+
+def _place(started: Event) -> str:
+    ranks, device = started.get("ranks", 1), started["device"]
+    return str(device) if ranks == 1 else f"{ranks} ranks ({device})"
 
 
 def _further_scores(event: Event) -> str:
