@@ -15,7 +15,6 @@ shrinks kills the process.
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,7 +32,6 @@ from fortyfold.spec.run_dir import RunDir, fsync_folder
 FORMAT = 2
 MANIFEST = "manifest.json"
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
-_NAME = re.compile(r"step-(\d+)-(\d+)")
 _BESIDE, _DOOMED = ".writing-", ".removing-"
 
 
@@ -132,11 +130,7 @@ def read(path: Path, *, training: bool = True) -> Snapshot:
 
 def names(run_dir: RunDir) -> list[str]:
     """The names of the checkpoints, newest first."""
-    if not run_dir.checkpoints.is_dir():
-        return []
-    matches = (_NAME.fullmatch(entry.name) for entry in run_dir.checkpoints.iterdir())
-    found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
-    return [name for _, _, name in sorted(found, reverse=True)]
+    return run_dir.checkpoint_names()
 
 
 def read_newest(run_dir: RunDir) -> tuple[Snapshot | None, dict[str, str]]:
