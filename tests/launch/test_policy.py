@@ -1,6 +1,7 @@
 """Whether a run is started again, and what is said: no process is started here."""
 
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,19 @@ def test_no_process_is_left_by_an_exception(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(KeyboardInterrupt):
         attempt.run_attempt("stand_in", 2, worker_environment({}, 2), give_up)
     assert [process.returncode is None for process in started] == [False]
+
+
+@pytest.mark.parametrize(
+    ("program", "trouble"),
+    [
+        ("exit 3", "torchrun's process ended with exit code 3 and without a word"),
+        ("kill -9 $$", "torchrun's process was killed by SIGKILL"),
+        ("echo '{'", "torchrun's process ended with exit code 0 and without a word"),
+    ],
+)
+def test_torchrun_without_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, trouble: str) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{program}\n")
+    interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    assert attempt.run_attempt("stand_in", 2, {}, lambda: None) == Ending(trouble=trouble)

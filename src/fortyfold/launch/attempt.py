@@ -7,14 +7,13 @@ workers die with torchrun, as torchrun does with this process.
 import json
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from fortyfold.spec.failure import Ending
+from fortyfold.spec.failure import Ending, signal_name
 
 POLL_SECONDS = 0.1
 TERMINATE_SECONDS = 8.0  # torchrun gives its workers 5
@@ -100,4 +99,4 @@ def _read(output: bytes, process: _Process) -> Ending:
 def _how(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code} and without a word"
-    return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by {signal_name(-code)}"

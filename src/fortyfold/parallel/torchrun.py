@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fortyfold.parallel.failure import OURS
-from fortyfold.spec.failure import Ending, Failure, one_line
+from fortyfold.spec.failure import Ending, Failure, one_line, signal_name
 from fortyfold.spec.parent import die_with_parent, parent_variable
 
 if TYPE_CHECKING:
@@ -95,15 +95,8 @@ def _tell(rank: int, failure: "ProcessFailure", ended: set[int]) -> Failure:
     if failure.pid in ended:
         return Failure(kind="ended", message="ended since another rank had failed", **facts)
     if code < 0:
-        return Failure(kind="killed", message=f"was killed by {_signal_name(-code)}", **facts)
+        return Failure(kind="killed", message=f"was killed by {signal_name(-code)}", **facts)
     return Failure(kind="gone", message=f"ended with exit code {code} and without a word", **facts)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _torchrun_arguments(options: argparse.Namespace, errors: str) -> list[str]:

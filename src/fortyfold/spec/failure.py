@@ -1,5 +1,6 @@
 """How a rank, and an attempt, ended: what workers, torchrun and the launcher tell each other, as JSON. No torch."""
 
+import signal
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -60,6 +61,13 @@ def one_line(text: str, most: int = 600) -> str:
     """`text` without line breaks, cut where it gets too long to be read."""
     words = " ".join(text.split())
     return words if len(words) <= most else words[:most] + "…"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def name_ranks(ranks: tuple[int, ...] | list[int]) -> str:
