@@ -1,8 +1,8 @@
 """A worker that does as it is told: FORTYFOLD_JOB holds, for each rank, what it does in each attempt.
 
 It imports no torch, so that it starts fast. Acts are words with a colon: "save:3" makes a checkpoint of step 3,
-"raise:text", "user:text", "failed:text", "lost:1", "kill:9" (itself), "exit:3", "hang:" (deaf to SIGTERM), "stop:"
-(frozen), "obey:" (waits for the stop request), "quit:" (asks for the stop by itself), "wait:0.3".
+"raise:text", "user:text", "kill:9" (itself), "hang:" (deaf to SIGTERM), "stop:" (frozen), "obey:" (waits for the stop
+request), "wait:0.3".
 """
 
 import json
@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 
 from fortyfold.parallel import failure
-from fortyfold.spec.errors import RunFailed, UserError
-from fortyfold.spec.failure import Failure
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.parent import die_with_parent
-from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.run_dir import RunDir
 
 RANK = int(os.environ["RANK"])
 
@@ -29,14 +28,8 @@ def act(word: str, value: str, run_dir: RunDir) -> None:
             raise ValueError(value)
         case "user":
             raise UserError(value)
-        case "failed":
-            raise RunFailed(value)
-        case "lost":
-            failure.end_process(Failure(RANK, "lost", f"rank {value} was lost", (int(value),), time=time.time()))
         case "kill":
             os.kill(os.getpid(), int(value))
-        case "exit":
-            os._exit(int(value))
         case "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(60)
@@ -46,8 +39,6 @@ def act(word: str, value: str, run_dir: RunDir) -> None:
             while not run_dir.stop_request.exists():
                 time.sleep(0.02)
             run_dir.stopped.write_bytes(run_dir.stop_request.read_bytes())
-        case "quit":
-            write_json(run_dir.stop_request, {"signal": "SIGTERM"})
         case "wait":
             time.sleep(float(value))
 
@@ -56,10 +47,10 @@ def main() -> None:
     die_with_parent()
     job = json.loads(os.environ["FORTYFOLD_JOB"])
     run_dir = RunDir(Path(job["run"]))
-    diary = run_dir.path / f"rank-{RANK}"  # a line an attempt: the process and its environment
+    diary = run_dir.path / f"rank-{RANK}"  # a line an attempt: the process, the time, its environment
     attempt = len(diary.read_text().splitlines()) if diary.exists() else 0
     with diary.open("a") as file:
-        file.write(json.dumps({"process": os.getpid(), **os.environ}) + "\n")
+        file.write(json.dumps({"process": os.getpid(), "time": time.time(), **os.environ}) + "\n")
     print(f"rank {RANK} prints")
     acts = job["acts"][RANK]
     for word in acts[min(attempt, len(acts) - 1)].split():

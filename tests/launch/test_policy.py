@@ -116,7 +116,7 @@ def test_after_a_stop_nothing_starts_again(run_dir: RunDir, monkeypatch: pytest.
     stop.ask(15)
     ended, notes = play(monkeypatch, run_dir, Ending((KILLED,)), stop=stop)
     assert ended == Ended(1, unsaved="rank 1 was killed by SIGKILL")
-    assert len(notes) == 1 and "has not saved" in notes[0]
+    assert len(notes) == 1 and "stops without saving" in notes[0]
 
 
 def test_a_stop_that_another_process_asked_for(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

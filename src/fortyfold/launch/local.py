@@ -5,9 +5,9 @@ checkpoint, unless MOST_IDLE_ATTEMPTS in a row have saved nothing new. After a P
 attempt got on before; else it would come again. Bad input and a run that failed by its own account end it at once.
 """
 
-import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,9 +57,10 @@ def run_local(
             return Ended(count)
         saved = _saved_steps(run_dir)
         idle, furthest = (0, saved) if saved > furthest else (idle + 1, furthest)
-        what = _require_hope(run_dir, ending, idle)
-        if stop.requested or run_dir.stop_request.exists():
-            say(f"note: {what} while the run was asked to stop; this attempt has not saved, the last checkpoint holds")
+        stopping = stop.requested or run_dir.stop_request.exists()
+        what = _require_hope(run_dir, ending, idle, stopping)
+        if stopping:
+            say(f"note: {what} while the run was to stop; it stops without saving, the last checkpoint holds")
             return Ended(count, unsaved=what)
         where = "from the last checkpoint" if saved >= 0 else "from the beginning"
         say(f"note: {what}; starting again {where} (attempt {_next_attempt(run_dir, count)})")
@@ -73,8 +74,10 @@ class _Forward:
         self._run_dir, self._stop, self._done = run_dir, stop, False
 
     def __call__(self) -> None:
-        if self._stop.signal is not None and not self._done:
-            write_json(self._run_dir.stop_request, {"signal": signal.Signals(self._stop.signal).name})
+        if self._stop.signal is None or self._done:
+            return
+        with suppress(OSError):  # a full disk: the next call tries again; ending the ranks would save nothing
+            write_json(self._run_dir.stop_request, {"signal": self._stop.signal.name})
             self._done = True
 
 
@@ -85,7 +88,7 @@ def _forget_stop_request(run_dir: RunDir) -> None:
         run_dir.stop_request.unlink(missing_ok=True)
 
 
-def _require_hope(run_dir: RunDir, ending: Ending, idle: int) -> str:
+def _require_hope(run_dir: RunDir, ending: Ending, idle: int, stopping: bool) -> str:
     """What happened, in a line, if another attempt may fare better; else an error."""
     culprit = find_culprit(ending)
     what = tell(culprit, ending)
@@ -93,10 +96,10 @@ def _require_hope(run_dir: RunDir, ending: Ending, idle: int) -> str:
         raise UserError(what)
     if culprit is not None and culprit.kind == "RunFailed":
         raise RunFailed(what)
-    if culprit is not None and culprit.kind == "exception" and idle:
+    if culprit is not None and culprit.kind == "exception" and (idle or stopping):
         print(culprit.traceback, file=sys.stderr, flush=True)
         raise RunFailed(f"{what}; its traceback is above{_logged(run_dir, culprit)}")
-    if idle >= MOST_IDLE_ATTEMPTS:
+    if idle >= MOST_IDLE_ATTEMPTS and not stopping:
         raise RunFailed(f"{what}; {idle} attempts in a row have saved nothing new; the same command tries again")
     return what
 

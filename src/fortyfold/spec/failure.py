@@ -18,7 +18,7 @@ class Failure:
     rank: int
     kind: Kind
     message: str = ""
-    """One line."""
+    """One line. Of a wordless rank what is said after its name: was killed by…"""
     ranks: tuple[int, ...] = ()
     """Whose fault it is, where that is known to be others'."""
     traceback: str = ""
