@@ -17,7 +17,6 @@ parsed from one read, never mapped: a mapped file that shrinks kills the process
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ from fortyfold.spec.run_dir import RunDir, fsync_folder
 FORMAT = 3
 MANIFEST = "manifest.json"
 MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
-_NAME = re.compile(r"step-(\d+)-(\d+)")
 _BESIDE, _DOOMED = ".writing-", ".removing-"
 
 
@@ -176,11 +174,7 @@ def _own_ranks(manifest: dict[str, Any], rank: int, num_ranks: int) -> list[int]
 
 def names(run_dir: RunDir) -> list[str]:
     """The names of the checkpoints, newest first."""
-    if not run_dir.checkpoints.is_dir():
-        return []
-    matches = (_NAME.fullmatch(entry.name) for entry in run_dir.checkpoints.iterdir())
-    found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
-    return [name for _, _, name in sorted(found, reverse=True)]
+    return run_dir.checkpoint_names()
 
 
 def read_newest(run_dir: RunDir, ranks: Ranks | None = None) -> tuple[Snapshot | None, dict[str, str]]:

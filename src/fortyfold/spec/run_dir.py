@@ -18,6 +18,7 @@ A run is one such directory. Everything that concerns it is in there, and nothin
 import fcntl
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -30,6 +31,7 @@ from typing import Any
 from fortyfold.spec.errors import UserError
 
 SPEC_KEYS = {"format", "recipe", "data", "decoder"}  # of every run that was ever written
+_CHECKPOINT = re.compile(r"step-(\d+)-(\d+)")
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
 
 
@@ -100,6 +102,14 @@ class RunDir:
     def checkpoint(self, step: int, attempt: int) -> Path:
         """Where `attempt` saves after `step` steps; names sort from old to new."""
         return self.checkpoints / f"step-{step:09d}-{attempt:04d}"
+
+    def checkpoint_names(self) -> list[str]:
+        """The names of the whole checkpoints, newest first."""
+        if not self.checkpoints.is_dir():
+            return []
+        matches = (_CHECKPOINT.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
+        found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
+        return [name for _, _, name in sorted(found, reverse=True)]
 
     @property
     def exists(self) -> bool:
