@@ -17,7 +17,7 @@ import torch
 
 import fortyfold
 from fortyfold.engine import checkpoint
-from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.run_dir import MODEL, RunDir, write_json
 
 Items = list[tuple[Any, Any]]
 
@@ -60,7 +60,7 @@ def recipe(**changes: Any) -> fortyfold.Recipe:
 
 def last_weights(folder: Path) -> bytes:
     run_dir = RunDir(folder)
-    return (run_dir.checkpoints / checkpoint.names(run_dir)[0] / checkpoint.MODEL).read_bytes()
+    return (run_dir.checkpoints / checkpoint.names(run_dir)[0] / MODEL).read_bytes()
 
 
 def test_the_public_names_are_these() -> None:

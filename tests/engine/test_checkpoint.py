@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from learners import make_learner, make_model, recipe, train_steps
 
 from fortyfold.engine import checkpoint
-from fortyfold.engine.checkpoint import EMA, MANIFEST, MODEL, TRAINING, Damaged
+from fortyfold.engine.checkpoint import EMA, MANIFEST, TRAINING, Damaged
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.learner_state import restore, take_snapshot
 from fortyfold.engine.precision import try_compiler
@@ -21,7 +21,7 @@ from fortyfold.engine.progress import Progress
 from fortyfold.engine.state_tree import flatten, unflatten
 from fortyfold.models.timm_import import timm
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import MODEL, RunDir
 
 
 def save(run_dir: RunDir, step: int, learner: Learner) -> Path:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class Display:
         self._view = View()
         self._line_steps = line_steps
         self._since_line = np.empty(0, STEP_DTYPE)
+        self._said: SimpleQueue[str] = SimpleQueue()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
 
@@ -86,6 +88,10 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self._done.set()
         self._thread.join()
+
+    def say(self, text: str) -> None:
+        """Show a line, from any thread."""
+        self._said.put(text)
 
     def _follow(self) -> None:
         if not sys.stdout.isatty():
@@ -107,6 +113,8 @@ class Display:
                 self._view.take_event(event)
                 if text := describe(event, self._view.num_epochs):
                     say(text)
+            while not self._said.empty():
+                say(self._said.get())
 
     def _move_bar(self, progress: Progress, task: TaskID) -> None:
         view = self._view

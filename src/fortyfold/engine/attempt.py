@@ -69,7 +69,7 @@ def check_run(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> None:
     A run that never took a step (a misspelt model, say) binds nobody.
     """
     if not run_dir.exists:
-        _refuse_foreign_folder(run_dir)
+        run_dir.refuse_foreign()
     elif len(StepReader(run_dir.steps()).poll()):
         refuse_other_run(run_dir, run_dir.read_spec(), spec, recipe)
 
@@ -132,13 +132,6 @@ def set_aside(run_dir: RunDir) -> Path | None:
         if aside.exists():
             raise UserError(f"{aside} is in the way; try again in a second")
         return here.rename(aside)
-
-
-def _refuse_foreign_folder(run_dir: RunDir) -> None:
-    foreign = [entry.name for entry in run_dir.path.iterdir() if entry.name not in ("lock", ".run.json")]
-    foreign = [name for name in foreign if not name.startswith(".run.json.")]
-    if foreign:
-        raise UserError(f"{run_dir.path} holds {foreign[0]} but no run; choose an empty folder for --out")
 
 
 def _git_commit() -> str | None:

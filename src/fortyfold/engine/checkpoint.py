@@ -29,11 +29,11 @@ from fortyfold.engine.progress import Progress
 from fortyfold.engine.state_tree import Tensors
 from fortyfold.parallel.ranks import Ranks
 from fortyfold.spec.errors import RunFailed
-from fortyfold.spec.run_dir import RunDir, fsync_folder
+from fortyfold.spec.run_dir import MODEL, RunDir, fsync_folder
 
 FORMAT = 3
 MANIFEST = "manifest.json"
-MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
+EMA, TRAINING = "ema.safetensors", "training.safetensors"
 _BESIDE, _DOOMED = ".writing-", ".removing-"
 
 

@@ -76,9 +76,9 @@ class Pulse:
         last, point = self._place
         self._place = (step, point + 1 if step == last else 0)
 
-    def arm(self) -> None:
-        """From now on not getting on counts after the deadline: start-up is over."""
-        self.state, self._armed = "training", True
+    def arm(self, steady: bool = True) -> None:
+        """From now on not getting on counts after the deadline: start-up is over. (Or it is not: see `excused`.)"""
+        self.state, self._armed = "training" if steady else "starting", steady
 
     @contextmanager
     def excused(self, state: str) -> Iterator[None]:

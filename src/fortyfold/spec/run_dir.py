@@ -30,6 +30,7 @@ from typing import Any
 
 from fortyfold.spec.errors import UserError
 
+MODEL = "model.safetensors"  # a checkpoint's weights
 SPEC_KEYS = {"format", "recipe", "data", "decoder"}  # of every run that was ever written
 _CHECKPOINT = re.compile(r"step-(\d+)-(\d+)")
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
@@ -114,6 +115,14 @@ class RunDir:
     @property
     def exists(self) -> bool:
         return self.spec.is_file()
+
+    def refuse_foreign(self) -> None:
+        """A UserError for a folder that holds something, but no run and nothing that a run begins with."""
+        beginnings = {self.lock.name, self.stop_request.name, self.rank_log(0).parent.name}
+        names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() and not self.exists else []
+        foreign = [name for name in names if name not in beginnings and not name.startswith(f".{self.spec.name}")]
+        if foreign:
+            raise UserError(f"{self.path} holds {foreign[0]} but no run; choose an empty folder for --out")
 
     def read_spec(self) -> dict[str, Any]:
         """run.json, or a UserError when this is not a run."""
