@@ -1,0 +1,82 @@
+"""One gradient for all: torch's DistributedDataParallel, which sends gradients while backward goes on.
+
+Sums of three or more numbers depend on their order, and that on where in a bucket a gradient lies. DDP lays its buckets
+out anew after the first backward, so a resumed run would add otherwise than the run before it. Therefore a rehearsal
+comes first, at every start: from the first real step on the layout is always the final one.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from fortyfold.parallel.strategies import Network, Parts, Strategy
+
+_HOOKS: dict[str, Callable[..., Any]] = {
+    "bf16": default_hooks.bf16_compress_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+}
+
+
+class AllReduce(Strategy):
+    def __init__(self, parts: Parts) -> None:
+        self._inner = _Switch(parts.model)
+        device = next(parts.model.parameters()).device
+        with _rehearsing(parts.model, device):
+            self._inner(parts.sample).sum().backward()
+            trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+            unused = any(parameter.grad is None for parameter in trained)
+        self._ddp = DistributedDataParallel(
+            self._inner,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            broadcast_buffers=False,  # each rank's are in the checkpoint, and averaged for evaluating
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=parts.spec.bucket_mb,
+            find_unused_parameters=unused,  # DDP then leaves its buckets as they are
+        )
+        if parts.spec.compress != "none":
+            self._ddp.register_comm_hook(None, _HOOKS[parts.spec.compress])
+        with _rehearsing(parts.model, device):
+            self._ddp(parts.sample).sum().backward()
+
+    def wrap(self, network: Network) -> Network:
+        self._inner.call(network)
+        return self._ddp
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self._ddp.no_sync()
+
+
+class _Switch(torch.nn.Module):
+    """Holds the model for DDP, and calls it, or what it was compiled to."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self._called: list[Network] = [model]  # in a list: a module would become a second child
+
+    def call(self, network: Network) -> None:
+        self._called = [network]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self._called[0](images)
+
+
+@contextmanager
+def _rehearsing(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Afterwards gradients, buffers and generators are as they were before."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def build(parts: Parts) -> AllReduce:
+    return AllReduce(parts)
