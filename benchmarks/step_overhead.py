@@ -34,11 +34,11 @@ from fortyfold.engine.device import describe
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.setup import Job, Training, open_job, set_up
-from fortyfold.spec.stop import StopFlag
 from fortyfold.engine.train import run_steps
 from fortyfold.spec.recipe import Data
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 
 DEMO = DemoSpec(classes=4, images=240, width=48, height=48, seed=0)
 TURNS = 10  # of each side in a round

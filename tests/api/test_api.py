@@ -17,7 +17,7 @@ import torch
 
 import fortyfold
 from fortyfold.engine import checkpoint
-from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.run_dir import MODEL, RunDir, write_json
 
 Items = list[tuple[Any, Any]]
 
@@ -60,7 +60,7 @@ def recipe(**changes: Any) -> fortyfold.Recipe:
 
 def last_weights(folder: Path) -> bytes:
     run_dir = RunDir(folder)
-    return (run_dir.checkpoints / checkpoint.names(run_dir)[0] / checkpoint.MODEL).read_bytes()
+    return (run_dir.checkpoints / checkpoint.names(run_dir)[0] / MODEL).read_bytes()
 
 
 def test_the_public_names_are_these() -> None:
@@ -110,10 +110,10 @@ def test_it_goes_on_after_an_abrupt_end(tmp_path: Path, monkeypatch: pytest.Monk
 
     whole = Learner.update
 
-    def update(self: Learner, number: int, lr: float) -> None:
+    def update(self: Learner, number: int) -> None:
         if number == 5:
             raise Killed
-        whole(self, number, lr)
+        whole(self, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "update", update)

@@ -46,8 +46,8 @@ def make_learner(spec: Recipe, seed: int = 0) -> Learner:
 
 
 def take_step(learner: Learner, batch: DeviceBatch, number: int, lr: float, accumulate: int = 1) -> torch.Tensor:
-    loss = learner.backward(batch, accumulate)
-    learner.update(number, lr)
+    loss = learner.backward(batch, lr, accumulate)
+    learner.update(number)
     return loss
 
 

@@ -17,10 +17,10 @@ from learners import make_batch, plain_model
 
 from fortyfold.data.reader import Batch
 from fortyfold.engine import checkpoint, device, saver
-from fortyfold.engine.checkpoint import Snapshot
+from fortyfold.engine.checkpoint import Own, Snapshot
 from fortyfold.engine.device import Feeder
-from fortyfold.engine.evaluate import Networks, evaluate
-from fortyfold.engine.journal import Journal, NotFinite
+from fortyfold.engine.evaluate import Company, Networks, evaluate
+from fortyfold.engine.journal import Journal
 from fortyfold.engine.progress import Progress
 from fortyfold.models.build import build_model
 from fortyfold.spec.errors import RunFailed, UserError
@@ -171,18 +171,13 @@ class TestEvaluate:
             assert scores[f"{name}flip_"].loss == pytest.approx(loss, rel=1e-5)
 
     def test_it_ends_early_when_asked_to_stop(self) -> None:
-        stop = StopFlag()
-        stop.signal = signal.SIGTERM
-        assert (
-            evaluate(Networks({"": plain_model()}), iter([make_batch()]), Feeder(torch.device("cpu"), DATA, True), stop)
-            is None
-        )
+        feed, stopped = Feeder(torch.device("cpu"), DATA, True), Company(stopping=lambda: True)
+        assert evaluate(Networks({"": plain_model()}), iter([make_batch()]), feed, stopped) is None
 
 
 def snapshot(step: int) -> Snapshot:
-    return Snapshot(
-        f"step-{step:09d}-0001", Progress(step=step), {"w": torch.zeros(3)}, training={"rng/cpu": torch.zeros(1)}
-    )
+    own = Own({"rng/cpu": torch.zeros(1)}, {})
+    return Snapshot(f"step-{step:09d}-0001", Progress(step=step), {"w": torch.zeros(3)}, own=(own,))
 
 
 class TestSaver:
@@ -213,7 +208,7 @@ class TestSaver:
         go_on = threading.Event()
         write = checkpoint.write
 
-        def slow(run_dir: RunDir, one: Snapshot) -> Path:
+        def slow(run_dir: RunDir, one: Snapshot, collect: None) -> Path:
             assert go_on.wait(10)
             return write(run_dir, one)
 
@@ -235,7 +230,7 @@ class TestSaver:
         one.save(lambda: snapshot(1))
         one.wait()
 
-        def full(run_dir: RunDir, two: Snapshot) -> Path:
+        def full(run_dir: RunDir, two: Snapshot, collect: None) -> Path:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(checkpoint, "write", full)
@@ -275,9 +270,8 @@ class TestJournal:
         journal = Journal(run_dir, attempt=1)
         for step, loss in enumerate([1.0, value, 2.0]):
             journal.step(torch.tensor(loss), step=step, **self.FIELDS)
-        with pytest.raises(NotFinite) as raised:
-            journal.flush()
-        assert raised.value.step == 1
+        journal.flush()
+        assert journal.not_finite is not None and journal.not_finite.step == 1
         assert len(read_steps(run_dir.steps())) == 3
         journal.close()
 

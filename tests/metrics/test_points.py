@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from made_run import NUM_IMAGES, MadeRun
 
 from fortyfold.metrics.points import Point, PointReader, Replayed
+from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.records import DTYPES, HEADER, MAGIC, read_steps
 
 
@@ -119,6 +120,49 @@ def test_whoever_follows_ends_with_what_a_later_reader_sees(
         ends = [point.step for point in points if point.kind == "steps"]
         assert ends == [*range(every_steps, 20, every_steps), 20]
         assert [point.step for point in points if point.kind == "evaluation"] == [8, 16]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_points_of_several_ranks_are_those_of_one(num_ranks: int, tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "together")
+    reader = reader_of(run)
+    run.start(1, num_ranks)
+    run.ranks_steps(0, 4, 1, num_ranks)
+    run.steps(4, 8, 1, rank=0, ranks=num_ranks)
+    run.evaluation(8)
+    assert reader.poll() == []  # the other ranks' share is not there yet
+    for rank in range(1, num_ranks):
+        run.steps(4, 8, 1, rank, num_ranks)
+    points = reader.poll()
+    run.ranks_steps(8, 20, 1, num_ranks)
+    run.evaluation(20, ema_top1=71.0)
+    assert points + reader.poll(to_the_end=True) == all_points(MadeRun(tmp_path / "alone").finish())
+
+
+def test_a_restart_with_fewer_ranks_is_told(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path)
+    run.start(1, ranks=3)
+    run.ranks_steps(0, 12, 1, ranks=3)
+    reader = reader_of(run)
+    assert [point.examples_seen for point in reader.poll()] == [40, 80]
+    run.start(2, ranks=2, step=6)
+    run.steps(6, 12, 2, rank=0, ranks=2)
+    assert reader.poll() == []
+    run.steps(6, 12, 2, rank=1, ranks=2)
+    with pytest.raises(Replayed):
+        reader.poll()
+    assert [point.examples_seen for point in all_points(run)] == [40, 80, 96]
+    assert [point.values["times/step_seconds"] for point in all_points(run)] == [1.0, 1.8, 2.0]
+
+
+def test_the_global_batch_of_a_rank_batch_counts_all_ranks(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path)
+    phases = [{"epochs": 3, "px": 32}]
+    recipe = load_recipe("tiny", {"epochs": None, "phases": phases, "global_batch": None, "rank_batch": 4})
+    run.start(1, ranks=2)
+    run.ranks_steps(0, 10, 1, ranks=2)
+    points = PointReader(run.run_dir, recipe, NUM_IMAGES).poll(to_the_end=True)
+    assert {point.values["sizes/global_batch"] for point in points} == {8}
 
 
 def test_records_of_version_1_give_points(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fortyfold.engine.train import train
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.records import read_steps
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import MODEL, RunDir
 from fortyfold.spec.stop import StopFlag
 
 Fortyfold = Callable[..., tuple[int, str, str]]
@@ -111,8 +111,8 @@ def few_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed_in_step_four(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     whole = Learner.update
 
-    def update(self: Learner, number: int, lr: float) -> None:
-        whole(self, number, lr)
+    def update(self: Learner, number: int) -> None:
+        whole(self, number)
         if number == 4:
             raise Killed
 
@@ -137,7 +137,7 @@ def plain_weights(few_images: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Of the run without any option."""
     folder = tmp_path_factory.mktemp("plain")
     run(folder, few_images, {})
-    return last_files(folder)[checkpoint.MODEL]
+    return last_files(folder)[MODEL]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -154,7 +154,7 @@ def test_six_steps(
     run(tmp_path / "calm", few_images, changes)
     assert last_files(tmp_path / "killed") == last_files(tmp_path / "calm")
     ema_only = name.startswith("ema") and dtype == "fp32"
-    same = last_files(tmp_path / "calm")[checkpoint.MODEL] == plain_weights
+    same = last_files(tmp_path / "calm")[MODEL] == plain_weights
     assert same == ((name in ON_A_CPU_NOTHING and dtype == "fp32") or ema_only)  # every other option does something
 
 
@@ -286,10 +286,10 @@ def test_first_weights_come_from_a_file(few_images: Path, tmp_path: Path, fortyf
 
     assert train_on("first")[0] == 0
     newest = RunDir(tmp_path / "first").checkpoints / checkpoint.names(RunDir(tmp_path / "first"))[0]
-    weights = newest / checkpoint.MODEL
+    weights = newest / MODEL
     code, _, err = train_on("second", f"model.pretrained={weights}", "schedule.warmup_epochs=0", "optim.lr=1e-30")
     assert (code, err) == (0, "")
-    before, after = safetensors.torch.load(weights.read_bytes()), last_files(tmp_path / "second")[checkpoint.MODEL]
+    before, after = safetensors.torch.load(weights.read_bytes()), last_files(tmp_path / "second")[MODEL]
     assert torch.equal(before["conv1.0.weight"], safetensors.torch.load(after)["conv1.0.weight"])
     code, _, err = train_on("third", "model.pretrained=x.pth")
     assert code == 2 and "fortyfold weights convert x.pth x.safetensors" in err

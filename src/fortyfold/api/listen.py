@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fortyfold.spec.events import Event, EventReader
+from fortyfold.spec.events import Event
+from fortyfold.spec.ranks import MergedEventReader
 from fortyfold.spec.run_dir import RunDir
 
 POLL_SECONDS = 0.2
@@ -23,7 +24,7 @@ def listening(run_dir: RunDir, on_event: OnEvent | None) -> Iterator[None]:
     if on_event is None:
         yield
         return
-    reader, over = EventReader(run_dir.events()), threading.Event()
+    reader, over = MergedEventReader(run_dir), threading.Event()
     reader.poll()  # what was before is no news
 
     def follow() -> None:

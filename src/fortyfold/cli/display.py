@@ -7,14 +7,16 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fortyfold.metrics.throughput import mean_images_per_second
-from fortyfold.spec.events import Event, EventReader
-from fortyfold.spec.records import STEP_DTYPE, Records, StepReader
+from fortyfold.spec.events import Event
+from fortyfold.spec.ranks import MergedEventReader, MergedStepReader
+from fortyfold.spec.records import STEP_DTYPE, Records
 from fortyfold.spec.run_dir import RunDir
 
 POLL_SECONDS = 0.5
@@ -68,12 +70,14 @@ class Display:
     """Follows a run from now on, in a thread, until the context is left."""
 
     def __init__(self, run_dir: RunDir, line_steps: int) -> None:
-        self._steps = StepReader(run_dir.steps())
-        self._events = EventReader(run_dir.events())
-        self._steps.poll(), self._events.poll()  # what was before is not shown again
+        self._steps = MergedStepReader(run_dir)
+        self._events = MergedEventReader(run_dir)
+        self._steps.skip()  # what was before is not shown again
+        self._events.poll()
         self._view = View()
         self._line_steps = line_steps
         self._since_line = np.empty(0, STEP_DTYPE)
+        self._said: SimpleQueue[str] = SimpleQueue()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="display", daemon=True)
 
@@ -84,6 +88,10 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self._done.set()
         self._thread.join()
+
+    def say(self, text: str) -> None:
+        """Show a line, from any thread."""
+        self._said.put(text)
 
     def _follow(self) -> None:
         if not sys.stdout.isatty():
@@ -105,6 +113,8 @@ class Display:
                 self._view.take_event(event)
                 if text := describe(event, self._view.num_epochs):
                     say(text)
+            while not self._said.empty():
+                say(self._said.get())
 
     def _move_bar(self, progress: Progress, task: TaskID) -> None:
         view = self._view
@@ -128,7 +138,7 @@ def describe(event: Event, num_epochs: int) -> str | None:
     match event["kind"]:
         case "started":
             return (
-                f"{event['model']} on {event['device']}: {event['train_images']} images of {event['classes']} classes, "
+                f"{event['model']} on {_place(event)}: {event['train_images']} images of {event['classes']} classes, "
                 f"{event['num_epochs']} epochs, {event['num_steps']} steps; "
                 f"decoder: {event['decoder'].partition(',')[0]}"
             )
@@ -153,6 +163,11 @@ def describe(event: Event, num_epochs: int) -> str | None:
         case "quarantined":
             return f"left out the unreadable {event['path']}: {event['reason']}"
     return None
+
+
+def _place(started: Event) -> str:
+    ranks, device = started.get("ranks", 1), started["device"]
+    return str(device) if ranks == 1 else f"{ranks} ranks ({device})"
 
 
 def _further_scores(event: Event) -> str:

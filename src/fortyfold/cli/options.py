@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from fortyfold.cli.completion import complete_key, complete_recipe
+from fortyfold.cli.openmp import calm_openmp
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe, parse_changes
 
@@ -25,6 +26,10 @@ SetOption = Annotated[
         autocompletion=complete_key,
     ),
 ]
+ProcsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes on this machine; default: one a GPU, or one."),
+]
 
 SHORT_FORMS = {"data.root": "--data", "model.name": "--model", "epochs": "--epochs", "optim.lr": "--lr"}
 
@@ -37,3 +42,13 @@ def resolve(recipe: str, assignments: list[str] | None, short_forms: dict[str, A
     if "data.root" in changes and not any(key.startswith("data.demo") for key in changes):
         changes["data.demo"] = None  # a folder that was named and is not there is a mistake
     return load_recipe(recipe, changes, {key: SHORT_FORMS[key] for key in given})
+
+
+def choose_procs(given: int | None) -> int:
+    """As many as were asked for; else one a GPU, or one."""
+    if given is not None:
+        return given
+    calm_openmp()
+    import torch
+
+    return max(1, torch.cuda.device_count())

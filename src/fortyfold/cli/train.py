@@ -1,18 +1,21 @@
 """`fortyfold train`"""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fortyfold.cli.openmp import calm_openmp
-from fortyfold.cli.options import RecipeArgument, SetOption, resolve
+from fortyfold.cli.options import ProcsOption, RecipeArgument, SetOption, choose_procs, resolve
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import MODEL, RunDir
 
 if TYPE_CHECKING:
-    from fortyfold.engine.train import Outcome
+    from collections.abc import Callable
+
     from fortyfold.spec.stop import StopFlag
 
 STOPPED = 75
@@ -26,12 +29,13 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate (optim.lr).")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default: runs/RECIPE.")] = None,
     set_: SetOption = None,
+    procs: ProcsOption = None,
     auto_accumulate: Annotated[
         bool, typer.Option("--auto-accumulate", help="Out of memory: halve the micro-batch, keep the global batch.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
 ) -> int:
-    """Train a recipe. The same command goes on after a stop or a kill.
+    """Train a recipe, on every GPU of this machine. The same command goes on after a stop or a kill.
 
     Exit codes: 0 trained, 75 stopped unfinished (saved), 2 bad input, 1 failure.
     """
@@ -43,6 +47,9 @@ def train(
     stop = StopFlag().listen()  # before anything takes long
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
     require_sinks(chosen.log.sinks)
+    num_ranks = choose_procs(procs)
+    if auto_accumulate and num_ranks > 1:
+        raise UserError(f"--auto-accumulate is for one process, and here are {num_ranks}; set accumulate instead")
     run_dir = RunDir(out or Path("runs") / chosen.name)
     try:
         staged = _prepare_data(chosen, stop)
@@ -53,17 +60,75 @@ def train(
         print(f"the run that was here is now {aside}")
     if text := decode.notice():
         print(f"note: {text}")
+    run_dir.refuse_foreign()
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
-    calm_openmp()
     from fortyfold.api.attach import attached
     from fortyfold.cli.display import Display
-    from fortyfold.engine.train import train as train_run
 
     command = ["fortyfold", *sys.argv[1:]]
     with attached(run_dir, chosen.log.sinks, stop):
-        with Display(run_dir, chosen.log.every_steps):
-            outcome = train_run(chosen, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
-        return _tell(run_dir, outcome)
+        with Display(run_dir, chosen.log.every_steps) as display:
+            if num_ranks > 1:
+                ended = _train_together(chosen, run_dir, stop, command, staged, num_ranks, display.say)
+            else:
+                ended = _train_here(chosen, run_dir, stop, command, staged, auto_accumulate)
+        return _tell(run_dir, ended)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How training ended, as the run directory or the engine tells it."""
+
+    step: int
+    elapsed_seconds: float
+    reason: str | None = None
+    """Why it stopped; None when it is finished."""
+    saved: bool = True
+    already: bool = False
+    """It had been finished before."""
+
+
+def _train_here(
+    recipe: Recipe, run_dir: RunDir, stop: "StopFlag", command: list[str], staged: Path | None, auto_accumulate: bool
+) -> _Ended:
+    """One rank, in this process."""
+    calm_openmp()
+    from fortyfold.engine.train import train as train_run
+
+    outcome = train_run(recipe, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
+    progress = outcome.progress
+    return _Ended(progress.step, progress.elapsed_seconds, outcome.reason, bool(progress.step), outcome.already)
+
+
+def _train_together(
+    recipe: Recipe,
+    run_dir: RunDir,
+    stop: "StopFlag",
+    command: list[str],
+    staged: Path | None,
+    num_ranks: int,
+    say: "Callable[[str], object]",
+) -> _Ended:
+    """Several ranks, each in a process of its own; this one only looks after them."""
+    from fortyfold.launch.local import run_local
+    from fortyfold.spec.events import last_attempt, read_events
+
+    job = {
+        "run": str(run_dir.path.absolute()),
+        "recipe": recipe.model_dump(mode="json"),
+        "staged": str(staged) if staged else None,
+        "command": command,
+    }
+    before = last_attempt(read_events(run_dir.events()))
+    ended = run_local(run_dir, job, num_ranks, stop, say=say)
+    events = read_events(run_dir.events())
+    last = events[-1]
+    if last["kind"] == "finished":
+        return _Ended(last["step"], last["elapsed_seconds"], already=last_attempt(events) == before)
+    names = run_dir.checkpoint_names()
+    step = int(names[0].split("-")[1]) if names else 0
+    reason = last["reason"] if last["kind"] == "stopped" else f"{stop.reason}; {ended.unsaved}"
+    return _Ended(step, 0.0, reason, saved=bool(names))
 
 
 class _Stop(Exception):
@@ -92,23 +157,21 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> Path | None:
     return staged
 
 
-def _tell(run_dir: RunDir, outcome: "Outcome") -> int:
+def _tell(run_dir: RunDir, ended: _Ended) -> int:
     from fortyfold.cli.display import duration
-    from fortyfold.engine.checkpoint import MODEL, names
     from fortyfold.metrics.overview import overview
 
-    progress = outcome.progress
-    if not outcome.finished:
-        saved = ", saved; the same command goes on from there" if progress.step else "; the same command starts again"
-        print(f"stopped ({outcome.reason}) after step {progress.step}{saved}")
+    if ended.reason is not None:
+        saved = ", saved; the same command goes on from there" if ended.saved else "; the same command starts again"
+        print(f"stopped ({ended.reason}) after step {ended.step}{saved}")
         return STOPPED
     view = overview(run_dir)
-    if outcome.already:
+    if ended.already:
         print(f"{run_dir.path} is trained already; --fresh starts anew")
     speed = f", {view.images_per_second:.0f} img/s (mean of all steps)" if view.images_per_second else ""
-    print(f"trained {view.num_epochs} epochs in {duration(progress.elapsed_seconds)}{speed}")
+    print(f"trained {view.num_epochs} epochs in {duration(ended.elapsed_seconds)}{speed}")
     if view.top1 is not None:
         print(f"top-1 {view.top1:.1f} % ({view.num_images} images)")
-    weights = run_dir.checkpoints / names(run_dir)[0] / MODEL
+    weights = run_dir.checkpoints / run_dir.checkpoint_names()[0] / MODEL
     print(f"weights  {weights}\nresults  {run_dir.summary}\nlook at  fortyfold evaluate {run_dir.path}")
     return 0

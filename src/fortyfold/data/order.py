@@ -57,6 +57,11 @@ def cut(num_items: int, part: int, num_parts: int) -> slice:
     return slice(part * num_items // num_parts, (part + 1) * num_items // num_parts)
 
 
+def batch_part(num_samples: int, batch: int, num_batches: int, global_batch: int, tail: str) -> slice:
+    """Which places of an epoch make one global batch."""
+    return cut(num_batches * global_batch if tail == "drop" else num_samples, batch, num_batches)
+
+
 def batch_keys(used: Ids, batch: int, num_batches: int, global_batch: int, tail: str, repeats: int = 1) -> Ids:
     """The places of one global batch of an epoch that takes the samples in the order `used`, each `repeats` times.
 
@@ -64,8 +69,7 @@ def batch_keys(used: Ids, batch: int, num_batches: int, global_batch: int, tail:
     batch first repeats come first, so that neighbours are different images. An epoch ends after as many places as
     there are samples, whatever `repeats` is.
     """
-    num_used = num_batches * global_batch if tail == "drop" else len(used)
-    part = cut(num_used, batch, num_batches)
+    part = batch_part(len(used), batch, num_batches, global_batch, tail)
     if repeats == 1:
         return used[part]
     places = np.arange(part.start, part.stop)

@@ -87,6 +87,11 @@ class Sampler:
         """The samples of a global batch."""
         return self._cut(self._epoch(index, epoch)[1], batch, shape) % len(index)
 
+    def num_places(self, index: Index, batch: int, shape: BatchShape) -> int:
+        """How many samples a global batch has."""
+        part = order.batch_part(len(index), batch, shape.num_batches, shape.global_batch, self._tail)
+        return len(range(part.start, part.stop))
+
     def request(self, index: Index, epoch: int, batch: int, shape: BatchShape) -> Request:
         """This rank's share of a batch."""
         sequence, used = self._epoch(index, epoch)
@@ -183,6 +188,11 @@ def rectangular_requests(
         width, height = augment.rectangle(sizes[ids], px)
         crops = partial(augment.rectangular_crops, width=width, height=height, px=px, crop_ratio=crop_ratio)
         yield _eval_request(index, ids, width, height, crops)
+
+
+def fewest_eval_batches(num_samples: int, rank_batch: int, world: World) -> int:
+    """How many batches every rank has; some have one more."""
+    return -(-(num_samples // world.size) // rank_batch)
 
 
 def _rank_batches(ids: Ids, rank_batch: int, world: World) -> Iterator[Ids]:

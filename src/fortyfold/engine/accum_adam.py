@@ -18,6 +18,7 @@ Tensors = list[torch.Tensor]
 
 class AccumAdam(torch.optim.Optimizer):
     decoupled = False
+    steps_each_by_itself = True  # for parallel/gossip.py
 
     def __init__(
         self,

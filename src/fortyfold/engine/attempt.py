@@ -8,13 +8,14 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fortyfold.data.blocks import storage_digest
 from fortyfold.data.index import Index
+from fortyfold.engine import checkpoint
 from fortyfold.engine.device import decoder_name
 from fortyfold.engine.setup import Job
 from fortyfold.spec.errors import UserError
@@ -24,7 +25,7 @@ from fortyfold.spec.recipe_file import flatten, parse_recipe
 from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
 
-RUN_FORMAT = 3
+RUN_FORMAT = 4
 PACKAGES = ("fortyfold", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 
 
@@ -48,6 +49,7 @@ def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
             "classes": list(job.train_index.classes),
         },
         "model": job.model_name,
+        "ranks": job.ranks.world.size,
         "decoder": decoder_name(job.recipe.data, job.device),
         "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
         "host": platform.node(),
@@ -67,16 +69,18 @@ def check_run(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> None:
     A run that never took a step (a misspelt model, say) binds nobody.
     """
     if not run_dir.exists:
-        _refuse_foreign_folder(run_dir)
+        run_dir.refuse_foreign()
     elif len(StepReader(run_dir.steps()).poll()):
         refuse_other_run(run_dir, run_dir.read_spec(), spec, recipe)
 
 
-def open_attempt(run_dir: RunDir, spec: dict[str, Any]) -> int:
+def open_attempt(run_dir: RunDir, spec: dict[str, Any], damaged: Iterable[str]) -> int:
     """Write run.json; gives the attempt's number. The run must be held, and checked."""
-    write_json(run_dir.spec, spec)
+    checkpoint.retire(run_dir, damaged)
+    attempt = last_attempt(read_events(run_dir.events())) + 1
+    write_json(run_dir.spec, {**spec, "attempt": attempt})
     run_dir.stopped.unlink(missing_ok=True)
-    return last_attempt(read_events(run_dir.events())) + 1
+    return attempt
 
 
 def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any], recipe: Recipe) -> None:
@@ -93,6 +97,8 @@ def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any
     patterns = [list(before["recipe"]["optim"]["decay_by_name"]), list(recipe.optim.decay_by_name)]
     if patterns[0] != patterns[1] and sorted(patterns[0]) == sorted(patterns[1]):
         differing.append(f"optim.decay_by_name in the order {patterns[0]} (now {patterns[1]})")
+    if any(phase.rank_batch for phase in recipe.all_phases()) and before["ranks"] != now["ranks"]:
+        differing.append(f"rank_batch on {before['ranks']} ranks (now {now['ranks']})")
     for split in ("train", "val"):
         then, here = before["data"][split] or {}, now["data"][split] or {}
         if then.get("fingerprint") != here.get("fingerprint"):
@@ -126,13 +132,6 @@ def set_aside(run_dir: RunDir) -> Path | None:
         if aside.exists():
             raise UserError(f"{aside} is in the way; try again in a second")
         return here.rename(aside)
-
-
-def _refuse_foreign_folder(run_dir: RunDir) -> None:
-    foreign = [entry.name for entry in run_dir.path.iterdir() if entry.name not in ("lock", ".run.json")]
-    foreign = [name for name in foreign if not name.startswith(".run.json.")]
-    if foreign:
-        raise UserError(f"{run_dir.path} holds {foreign[0]} but no run; choose an empty folder for --out")
 
 
 def _git_commit() -> str | None:

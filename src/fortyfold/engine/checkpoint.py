@@ -2,38 +2,38 @@
 
 A checkpoint is a folder `step-<steps done>-<attempt>`:
 
-    model.safetensors      the network's state, by timm's own names
+    model.safetensors      the network's state, by timm's own names; of several ranks what is evaluated, their mean
     ema.safetensors        the same of its moving average, where the recipe has one
-    training.safetensors   optimiser state as optim/state/<parameter>/<name>, generator states as rng/<device>
+    training.safetensors   what is the same on every rank: optimiser state as optim/state/<parameter>/<name>, strategy/…
+    rank-00000.safetensors what a rank has for itself: generator states as rng/<device>; with several ranks model/…
+                           and ema/…: statistics, or with gossip and local SGD all weights, then optim/…, too
     manifest.json          progress, the plain part of the rest, size and SHA-256 of the files, of itself too
 
-It is there whole or not at all. A torn or altered one is found by its checksums, named and passed over.
-Nothing is pickled, and files are verified and parsed from one read, never mapped: a mapped file that
-shrinks kills the process.
+It is there whole or not at all: each rank writes its own file and tells rank 0, which writes the rest and renames. A
+torn or altered one is found by its checksums, named and passed over. Nothing is pickled, and files are verified and
+parsed from one read, never mapped: a mapped file that shrinks kills the process.
 """
 
 import hashlib
 import json
 import os
-import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 
-from fortyfold.engine.learner import Learner
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.state_tree import Tensors, flatten, unflatten
-from fortyfold.spec.run_dir import RunDir, fsync_folder
+from fortyfold.engine.state_tree import Tensors
+from fortyfold.parallel.ranks import Ranks
+from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.run_dir import MODEL, RunDir, fsync_folder
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
-MODEL, EMA, TRAINING = "model.safetensors", "ema.safetensors", "training.safetensors"
-_NAME = re.compile(r"step-(\d+)-(\d+)")
+EMA, TRAINING = "ema.safetensors", "training.safetensors"
 _BESIDE, _DOOMED = ".writing-", ".removing-"
 
 
@@ -42,8 +42,16 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True)
+class Own:
+    """What a rank has for itself."""
+
+    tensors: Tensors
+    plain: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint in host memory, sharing nothing with the running model."""
+    """A checkpoint in host memory, sharing nothing with the running model. Only rank 0 has all of it."""
 
     name: str
     progress: Progress
@@ -51,73 +59,95 @@ class Snapshot:
     ema: Tensors | None = None
     training: Tensors = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
-    """What is no tensor of the optimiser's and the loss scaler's state."""
+    """What is no tensor of the shared training state."""
+    own: tuple[Own, ...] = ()
+    """This rank's; read for another number of ranks, every rank's, or none where that is not needed."""
+    rank: int = 0
+    num_ranks: int = 1
+    replicates: bool = False
+    """Whether each rank has weights of its own."""
+
+    @property
+    def attempt(self) -> int:
+        return int(self.name.rpartition("-")[2])
 
 
-def take_snapshot(name: str, learner: Learner, progress: Progress) -> Snapshot:
-    """Copy everything to host memory. The training loop stands still for this, and only for this."""
-    optimizer, tensors = flatten(_optimizer_state(learner), "optim")
-    tensors |= {f"rng/{device}": state for device, state in _generator_states().items()}
-    return Snapshot(
-        name=name,
-        progress=Progress.from_json(json.loads(json.dumps(progress.to_json()))),
-        model=_to_host(learner.model.state_dict()),
-        ema=_to_host(learner.ema.module.state_dict()) if learner.ema else None,
-        training=_to_host(tensors),
-        plain={"optimizer": optimizer, "scaler": learner.scaler.state() if learner.scaler else None},
-    )
+Report = dict[str, Any]  # what a rank tells of its file: its size and hash, and the plain part; or what went wrong
+Collect = Callable[[str, Report], list[Report] | None]  # tells rank 0, which gets those of all ranks (parallel/post.py)
 
 
-def restore(snapshot: Snapshot, learner: Learner) -> Progress:
-    """Put a snapshot's state into the learner and the generators; gives its progress."""
-    learner.model.load_state_dict(snapshot.model)
-    if learner.ema is not None:
-        assert snapshot.ema is not None
-        learner.ema.module.load_state_dict(snapshot.ema)
-    _restore_optimizer(learner, unflatten(snapshot.plain["optimizer"], snapshot.training))
-    if learner.scaler is not None:
-        learner.scaler.restore(snapshot.plain["scaler"])
-    torch.set_rng_state(snapshot.training["rng/cpu"])
-    if torch.cuda.is_available() and "rng/cuda" in snapshot.training:
-        torch.cuda.set_rng_state(snapshot.training["rng/cuda"])
-    return snapshot.progress
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
 
 
-def write(run_dir: RunDir, snapshot: Snapshot) -> Path:
-    """Make the checkpoint durable, then visible. Raises OSError and leaves nothing when it cannot."""
+def write(run_dir: RunDir, snapshot: Snapshot, collect: Collect | None = None) -> Path:
+    """Make the checkpoint durable, then visible. Raises OSError and leaves nothing when it cannot.
+
+    With several ranks all call it, and `collect` brings their reports to rank 0; others return without waiting.
+    """
     beside = run_dir.checkpoints / f"{_BESIDE}{snapshot.name}"
-    shutil.rmtree(beside, ignore_errors=True)
-    run_dir.checkpoints.mkdir(exist_ok=True)
-    beside.mkdir()
+    beside.mkdir(parents=True, exist_ok=True)
     try:
-        files = {
-            name: _write_tensors(beside / name, tensors)
-            for name, tensors in ((MODEL, snapshot.model), (EMA, snapshot.ema), (TRAINING, snapshot.training))
-            if tensors is not None
-        }
-        manifest = {
-            "format": FORMAT,
-            "progress": snapshot.progress.to_json(),
-            "plain": snapshot.plain,
-            "files": files,
-        }
-        _write_bytes(beside / MANIFEST, _manifest_bytes({**manifest, "sha256": _manifest_digest(manifest)}))
-        fsync_folder(beside)
-        beside.rename(run_dir.checkpoints / snapshot.name)
-        fsync_folder(run_dir.checkpoints)
-        fsync_folder(run_dir.path)
+        reports = _write_own(beside, snapshot, collect or (lambda _, report: [report]))
+        if reports is not None:
+            _write_rest(beside, snapshot, reports)
+            _publish(run_dir, beside, snapshot)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     return run_dir.checkpoints / snapshot.name
 
 
-def read(path: Path, *, training: bool = True) -> Snapshot:
-    """A verified checkpoint; raises Damaged. Without `training`, only the networks are read."""
+def _write_own(beside: Path, snapshot: Snapshot, collect: Collect) -> list[Report] | None:
+    """This rank's file; gives every rank's report, on rank 0."""
+    (own,) = snapshot.own
+    try:
+        report = {"file": _write_tensors(beside / rank_file(snapshot.rank), own.tensors), "plain": own.plain}
+    except OSError as error:
+        collect(snapshot.name, {"error": error.strerror})
+        raise
+    reports = collect(snapshot.name, report)
+    for rank, told in enumerate(reports or ()):
+        if "error" in told:
+            raise OSError(0, f"{told['error']} (rank {rank})")
+    return reports
+
+
+def _write_rest(beside: Path, snapshot: Snapshot, reports: list[Report]) -> None:
+    shared = ((MODEL, snapshot.model), (EMA, snapshot.ema), (TRAINING, snapshot.training))
+    files = {name: _write_tensors(beside / name, tensors) for name, tensors in shared if tensors is not None}
+    files |= {rank_file(rank): report["file"] for rank, report in enumerate(reports)}
+    manifest = {
+        "format": FORMAT,
+        "progress": snapshot.progress.to_json(),
+        "replicates": snapshot.replicates,
+        "plain": snapshot.plain,
+        "ranks": [report["plain"] for report in reports],
+        "files": files,
+    }
+    _write_bytes(beside / MANIFEST, _manifest_bytes({**manifest, "sha256": _manifest_digest(manifest)}))
+    fsync_folder(beside)
+
+
+def _publish(run_dir: RunDir, beside: Path, snapshot: Snapshot) -> None:
+    """The lock keeps a second writer out; should it have failed (some network disks), the later attempt wins."""
+    attempt = run_dir.read_attempt()
+    if attempt is not None and attempt != snapshot.attempt:
+        raise RunFailed(f"attempt {attempt} has taken over {run_dir.path}; this one saves nothing any more")
+    beside.rename(run_dir.checkpoints / snapshot.name)
+    fsync_folder(run_dir.checkpoints)
+    fsync_folder(run_dir.path)
+
+
+def read(path: Path, rank: int = 0, num_ranks: int = 1, *, training: bool = True) -> Snapshot:
+    """A verified checkpoint for one rank of several; raises Damaged. Without `training`, only the networks are read."""
     manifest = _read_manifest(path)
     try:
-        wanted = [name for name in manifest["files"] if training or name != TRAINING]
-        tensors = {name: _read_tensors(path / name, manifest["files"][name]) for name in wanted}
+        saved_ranks = len(manifest["ranks"])
+        wanted = _own_ranks(manifest, rank, num_ranks) if training else []
+        shared = [MODEL, *([EMA] if EMA in manifest["files"] else []), *([TRAINING] if training else [])]
+        names = [*shared, *map(rank_file, wanted)]
+        tensors = {name: _read_tensors(path / name, manifest["files"][name]) for name in names}
         return Snapshot(
             name=path.name,
             progress=Progress.from_json(manifest["progress"]),
@@ -125,28 +155,42 @@ def read(path: Path, *, training: bool = True) -> Snapshot:
             ema=tensors.get(EMA),
             training=tensors.get(TRAINING, {}),
             plain=manifest["plain"],
+            own=tuple(Own(tensors[rank_file(number)], manifest["ranks"][number]) for number in wanted),
+            rank=rank,
+            num_ranks=saved_ranks,
+            replicates=manifest["replicates"],
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise Damaged(f"its manifest is of another kind ({error})") from None
+
+
+def _own_ranks(manifest: dict[str, Any], rank: int, num_ranks: int) -> list[int]:
+    """Whose own files are of use to this rank: with another number of ranks all replicas, to average them."""
+    saved = len(manifest["ranks"])
+    if saved == num_ranks:
+        return [rank]
+    return list(range(saved)) if manifest["replicates"] else []
 
 
 def names(run_dir: RunDir) -> list[str]:
     """The names of the checkpoints, newest first."""
-    if not run_dir.checkpoints.is_dir():
-        return []
-    matches = (_NAME.fullmatch(entry.name) for entry in run_dir.checkpoints.iterdir())
-    found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
-    return [name for _, _, name in sorted(found, reverse=True)]
+    return run_dir.checkpoint_names()
 
 
-def read_newest(run_dir: RunDir) -> tuple[Snapshot | None, dict[str, str]]:
-    """The newest whole checkpoint, and why each newer one was passed over, by name."""
+def read_newest(run_dir: RunDir, ranks: Ranks | None = None) -> tuple[Snapshot | None, dict[str, str]]:
+    """The newest checkpoint that is whole for all ranks, and why each newer one was passed over, by name."""
+    ranks = ranks or Ranks()
     passed_over: dict[str, str] = {}
-    for name in names(run_dir):
+    for name in ranks.from_first(lambda: names(run_dir)):
+        snapshot, problem = None, None
         try:
-            return read(run_dir.checkpoints / name), passed_over
+            snapshot = read(run_dir.checkpoints / name, ranks.world.rank, ranks.world.size)
         except Damaged as error:
-            passed_over[name] = str(error)
+            problem = str(error)
+        problems = [problem for problem in ranks.gather(problem) if problem]
+        if not problems:
+            return snapshot, passed_over
+        passed_over[name] = problems[0]
     return None, passed_over
 
 
@@ -162,49 +206,19 @@ def prune(run_dir: RunDir, keep: int, best: str | None) -> None:
         if name != best:
             # Renamed first: a removal that is cut short must not leave something like a checkpoint.
             (run_dir.checkpoints / name).rename(run_dir.checkpoints / f"{_DOOMED}{name}")
-    sweep(run_dir)
+    _remove(run_dir, _DOOMED)
 
 
 def sweep(run_dir: RunDir) -> None:
     """Remove whatever a killed process left half written or half removed."""
-    if not run_dir.checkpoints.is_dir():
-        return
-    for entry in run_dir.checkpoints.iterdir():
-        if entry.name.startswith((_BESIDE, _DOOMED)):
-            shutil.rmtree(entry, ignore_errors=True)
+    _remove(run_dir, _DOOMED, _BESIDE)
 
 
-def _to_host(tensors: Tensors) -> Tensors:
-    return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-
-
-def _generator_states() -> Tensors:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _parameter_names(learner: Learner) -> list[str]:
-    """Names in the order in which the optimiser counts its parameters."""
-    name_of = {id(parameter): name for name, parameter in learner.model.named_parameters()}
-    return [name_of[id(parameter)] for group in learner.optimizer.param_groups for parameter in group["params"]]
-
-
-def _optimizer_state(learner: Learner) -> dict[str, Any]:
-    """The optimiser's own state, with parameters by name and without their lists."""
-    names, state = _parameter_names(learner), learner.optimizer.state_dict()
-    by_name = {names[index]: values for index, values in state["state"].items()}
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]]
-    return {**state, "state": by_name, "param_groups": groups}
-
-
-def _restore_optimizer(learner: Learner, state: dict[str, Any]) -> None:
-    index_of = {name: index for index, name in enumerate(_parameter_names(learner))}
-    lists = [group["params"] for group in learner.optimizer.state_dict()["param_groups"]]
-    groups = [{**saved, "params": params} for saved, params in zip(state["param_groups"], lists, strict=True)]
-    by_index = {index_of[name]: values for name, values in state["state"].items()}
-    learner.optimizer.load_state_dict({**state, "state": by_index, "param_groups": groups})
+def _remove(run_dir: RunDir, *prefixes: str) -> None:
+    if run_dir.checkpoints.is_dir():
+        for entry in run_dir.checkpoints.iterdir():
+            if entry.name.startswith(prefixes):
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:

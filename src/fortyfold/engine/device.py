@@ -49,9 +49,10 @@ def describe(device: torch.device) -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
-def default_loader_threads(device: torch.device) -> int:
-    """One a core beside a GPU; on the CPU half, since the other half of the work is the model's."""
-    return available_cores() if device.type == "cuda" else max(1, available_cores() // 2)
+def default_loader_threads(device: torch.device, ranks_here: int = 1) -> int:
+    """One a core beside a GPU; on the CPU half, since the other half of the work is the model's. Several ranks on a
+    node share its cores."""
+    return max(1, available_cores() // ranks_here // (1 if device.type == "cuda" else 2))
 
 
 def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -59,11 +60,11 @@ def allocate_pinned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
 
 
-def open_reader(data: Data, device: torch.device, folders: Sequence[Path]) -> Reader:
-    """What reads the images in `folders` for `device` as the recipe's `data` wants it."""
+def open_reader(data: Data, device: torch.device, folders: Sequence[Path], ranks_here: int = 1) -> Reader:
+    """What reads the images in `folders` for `device` as the recipe's `data` wants it, on a node of so many ranks."""
     far = _FAR_READ_AHEAD if any(map(is_on_network, folders)) else 0
     reader = Reader(
-        num_threads=data.threads or default_loader_threads(device),
+        num_threads=data.threads or default_loader_threads(device, ranks_here),
         prefetch=data.prefetch,
         read_ahead=far if data.read_ahead is None else data.read_ahead,
         upright=data.exif_orientation,
@@ -92,7 +93,7 @@ class Feeder:
     """Copies batches to the device and turns their bytes into normalised floats there."""
 
     def __init__(self, device: torch.device, data: Data, channels_last: bool) -> None:
-        self._device = device
+        self.device = device
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # Several streams may be under way: an evaluation begins while training's next batch is being copied.
         self._under_way: dict[int, tuple[Batch, Copied, torch.cuda.Event]] = {}
@@ -139,8 +140,8 @@ class Feeder:
         if batch.mix is not None:
             arrays += [batch.mix.partners, batch.mix.shares, batch.mix.boxes]
         # The images last: a copy from memory that is not pinned may wait for the copies before it.
-        small = [torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays]
-        return [torch.from_numpy(batch.images_nhwc).to(self._device, non_blocking=True), *small]
+        small = [torch.from_numpy(array).to(self.device, non_blocking=True) for array in arrays]
+        return [torch.from_numpy(batch.images_nhwc).to(self.device, non_blocking=True), *small]
 
     def _begin_copy(self, batch: Batch) -> None:
         assert self._copy_stream is not None
@@ -153,7 +154,7 @@ class Feeder:
         if id(batch) not in self._under_way:
             return None
         _, copied, done = self._under_way.pop(id(batch))
-        now = torch.cuda.current_stream(self._device)
+        now = torch.cuda.current_stream(self.device)
         now.wait_event(done)
         for tensor in copied:
             tensor.record_stream(now)

@@ -13,9 +13,9 @@ class Ema:
     def __init__(self, model: torch.nn.Module, spec: recipe.Ema) -> None:
         self._spec = spec
         self.module = deepcopy(model).eval().requires_grad_(False)
-        # state_dict's tensors share the networks' memory, so they are found once and not at every step. Tied weights
-        # stand there under several names.
-        named = zip(self.module.state_dict().values(), model.state_dict().values(), strict=True)
+        # Found once and not at every step: the parameters themselves, whose memory may be replaced by other. Tied
+        # weights stand there under several names.
+        named = zip(self.module.state_dict().values(), model.state_dict(keep_vars=True).values(), strict=True)
         pairs = list({average.data_ptr(): (average, value) for average, value in named if average.numel()}.values())
         self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
         self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]

@@ -4,19 +4,21 @@ Every result has a name, made of what was scored and how: "" is the network on c
 average; flip_ the mean over an image and its mirror image; rect_ rectangles instead of squares.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from fortyfold.data import order
 from fortyfold.data.index import Index
 from fortyfold.data.reader import Batch, Reader
-from fortyfold.data.requests import eval_requests, rectangular_requests
+from fortyfold.data.requests import eval_requests, fewest_eval_batches, rectangular_requests
 from fortyfold.engine.device import Feeder
-from fortyfold.spec.stop import StopFlag
+from fortyfold.parallel.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,42 @@ class Networks:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
+@dataclass(frozen=True)
+class Company:
+    """Who evaluates together, each a share of the images, and whether they are asked to stop."""
+
+    ranks: Ranks = field(default_factory=Ranks)
+    stopping: Callable[[], bool] = lambda: False
+    """Asked before each batch that every rank has; all get the same answer."""
+
+
 def evaluate(
-    networks: Networks, batches: Iterator[Batch], feed: Feeder, stop: StopFlag | None = None, flip: bool = False
+    networks: Networks,
+    batches: Iterator[Batch],
+    feed: Feeder,
+    company: Company | None = None,
+    flip: bool = False,
+    num_asked: int = sys.maxsize,
 ) -> Scores | None:
-    """Score the networks on `batches`; None when asked to stop before the end. They are left in their modes."""
-    totals: dict[str, torch.Tensor] = {}
+    """Score the networks on this rank's `batches` and add up over the ranks; None when asked to stop before the end.
+    The networks are left in their modes. The first `num_asked` batches are those that every rank has."""
+    company = company or Company()
+    names = [f"{name}{kind}" for name in networks.by_name for kind in (("", "flip_") if flip else ("",))]
+    totals = dict.fromkeys(names, torch.zeros(4, dtype=torch.float64, device=feed.device))
     unreadable: list[tuple[int, str]] = []
     with _evaluating(networks), torch.inference_mode():
-        for batch in batches:
-            if stop is not None and stop.requested:
+        for number, batch in enumerate(batches):
+            if number < num_asked and company.stopping():
                 return None
             on_device = feed(batch)
             with networks.autocast():
                 answers = dict(_answers(networks, on_device.images, flip))
             for name, logits in answers.items():
-                counted = _count(logits, on_device.labels, on_device.weights)
-                totals[name] = totals[name] + counted if name in totals else counted
+                totals[name] = totals[name] + _count(logits, on_device.labels, on_device.weights)
             unreadable += batch.bad
-    assert totals, "a split has at least one image"
-    sums = torch.stack(list(totals.values())).tolist()  # the one wait for the device
-    return {name: _evaluation(row, unreadable) for name, row in zip(totals, sums, strict=True)}
+    sums = company.ranks.sum(torch.stack(list(totals.values()))).tolist()  # the one wait for the device
+    everywhere = [(sample, reason) for found in company.ranks.gather(unreadable) for sample, reason in found]
+    return {name: _evaluation(row, everywhere) for name, row in zip(totals, sums, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -82,22 +100,26 @@ def evaluate_split(
     feed: Feeder,
     index: Index,
     views: Views,
-    stop: StopFlag | None = None,
+    company: Company | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Scores | None:
     """Centre crops of all images and, if wanted, rectangles; None when asked to stop before the end.
 
-    `report` hears how many images are done, of how many.
+    `report` hears how many of this rank's images are done, of how many.
     """
-    shape = views.px, views.crop_ratio, views.rank_batch
+    company = company or Company()
+    world = company.ranks.world
+    shape = views.px, views.crop_ratio, views.rank_batch, world
     passes = {"": eval_requests(index, *shape)}
     if views.rectangular:
         passes["rect_"] = rectangular_requests(index, reader.sizes(index), *shape)
     scores: Scores = {}
+    num_asked = fewest_eval_batches(len(index), views.rank_batch, world)
+    num_images = len(range(len(index))[order.cut(len(index), world.rank, world.size)])
     for number, (kind, requests) in enumerate(passes.items()):
         with closing(reader.stream(requests)) as batches:
-            watched = _reported(batches, number * len(index), len(passes) * len(index), report)
-            found = evaluate(networks, feed.ahead(watched), feed, stop, views.flip and not kind)
+            watched = _reported(batches, number * num_images, len(passes) * num_images, report)
+            found = evaluate(networks, feed.ahead(watched), feed, company, views.flip and not kind, num_asked)
         if found is None:
             return None
         scores |= {f"{name}{kind}": result for name, result in found.items()}

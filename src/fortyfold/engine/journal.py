@@ -43,6 +43,7 @@ class Journal:
         self._losses: list[torch.Tensor] = []
         self._last_flush = time.monotonic()
         self.steps_done = steps_done
+        self.not_finite: NotFinite | None = None  # the first loss that was not; nothing after it is to be saved
         self.loss_sum = 0.0  # over images, since reset_loss
         self.images = 0
 
@@ -61,7 +62,7 @@ class Journal:
         _write_all(self._events, json.dumps(event).encode() + b"\n")
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write what is pending; raises NotFinite if one of the losses is not. `durable` waits for the disk."""
+        """Write what is pending, and look whether the losses are finite. `durable` waits for the disk."""
         self._last_flush = time.monotonic()
         values = torch.stack(self._losses).tolist() if self._losses else []  # waits for the device
         block = np.array(self._pending, records.STEP_DTYPE)
@@ -76,7 +77,8 @@ class Journal:
     def _check(self, block: records.Records, values: list[float]) -> None:
         for row, value in zip(block, values, strict=True):
             if not math.isfinite(value):
-                raise NotFinite(int(row["step"]), value)
+                self.not_finite = self.not_finite or NotFinite(int(row["step"]), value)
+                return
             self.loss_sum += value * int(row["images"])
             self.images += int(row["images"])
 

@@ -34,7 +34,7 @@ def targets(batch: DeviceBatch, num_classes: int) -> torch.Tensor:
     return own * shares + _dense(batch.others, num_classes) * (1 - shares)
 
 
-def weighted_mean(losses: torch.Tensor, weights: torch.Tensor, num_places: int) -> torch.Tensor:
+def weighted_mean(losses: torch.Tensor, weights: torch.Tensor, num_places: float) -> torch.Tensor:
     """The mean over the places of the whole batch, in which an unreadable image's place counts 0.
 
     Divided by the number of places and not by the sum of the weights: the former is known without asking the

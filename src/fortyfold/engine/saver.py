@@ -18,8 +18,11 @@ from fortyfold.spec.run_dir import RunDir
 
 
 class Saver:
-    def __init__(self, run_dir: RunDir, policy: recipe.Checkpoint, step: int) -> None:
+    def __init__(
+        self, run_dir: RunDir, policy: recipe.Checkpoint, step: int, collect: checkpoint.Collect | None = None
+    ) -> None:
         self._run_dir = run_dir
+        self._collect = collect  # with several ranks
         self._policy = policy
         self._last_step = step
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="saver")
@@ -28,18 +31,29 @@ class Saver:
         self._owed = False
         self.changed = False  # whether there is anything to save; the loop sets it
 
-    def due(self, step: int, epochs_done: int | None) -> bool:
-        """Whether the policy asks for a save after `step` steps (`epochs_done`: at the end of that epoch)."""
-        policy, minutes = self._policy, (time.monotonic() - self._last_time) / 60
+    @property
+    def overdue(self) -> int:
+        """When so many minutes have passed that one is due: what all ranks have to hear for that; else 0."""
+        minutes = (time.monotonic() - self._last_time) / 60
+        return self._last_step + 1 if 0 < self._policy.every_minutes <= minutes else 0
+
+    def due(self, step: int, epochs_done: int | None, overdue: int | None = None) -> bool:
+        """Whether the policy asks for a save after `step` steps (`epochs_done`: at the end of that epoch).
+
+        Several ranks must answer alike, so what a rank's own clock or disk says does not count: `overdue` is what they
+        agreed on (one that was heard before the last save holds no more), and the save before is waited for.
+        By default the own clock counts.
+        """
+        policy = self._policy
         self._owed = self._owed or (
             self.changed
             and (
                 0 < policy.every_steps <= step - self._last_step
-                or 0 < policy.every_minutes <= minutes
+                or (self.overdue if overdue is None else overdue) == self._last_step + 1
                 or (policy.every_epochs > 0 and epochs_done is not None and epochs_done % policy.every_epochs == 0)
             )
         )
-        return self._owed and self._writing is None
+        return self._owed and (self._writing is None or self._collect is not None)
 
     def save(self, take: Callable[[], Snapshot]) -> None:
         """Copy with `take`, then write in the background."""
@@ -66,12 +80,13 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> Path:
         try:
-            path = checkpoint.write(self._run_dir, snapshot)
+            path = checkpoint.write(self._run_dir, snapshot, self._collect)
         except OSError as error:
             whole = checkpoint.names(self._run_dir)
             kept = f"{whole[0]} is intact and the same command goes on from it" if whole else "there is none before it"
             raise RunFailed(
                 f"cannot save {snapshot.name} to {self._run_dir.checkpoints}: {error.strerror}; {kept}"
             ) from None
-        checkpoint.prune(self._run_dir, self._policy.keep, snapshot.progress.best_checkpoint)
+        if snapshot.rank == 0:
+            checkpoint.prune(self._run_dir, self._policy.keep, snapshot.progress.best_checkpoint)
         return path

@@ -3,7 +3,9 @@
 import os
 import platform
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +14,35 @@ import torch
 from fortyfold.data.copies import ORIGINAL, choose_copy, copy_sides, open_copy
 from fortyfold.data.index import Index, with_classes
 from fortyfold.data.reader import Reader
-from fortyfold.data.requests import Sampler, require_shards
+from fortyfold.data.requests import Sampler, require_shards, shape_at
 from fortyfold.data.splits import open_split
 from fortyfold.data.stage import open_staged
 from fortyfold.engine import checkpoint
+from fortyfold.engine.agreement import Agreement
 from fortyfold.engine.checkpoint import Snapshot
 from fortyfold.engine.device import Feeder, choose_device, decoder_name, describe, open_reader
 from fortyfold.engine.journal import Journal
 from fortyfold.engine.learner import Learner
+from fortyfold.engine.learner_state import restore, seed_generators
 from fortyfold.engine.precision import try_compiler
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.saver import Saver
 from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
 from fortyfold.models.pretrained import load_pretrained
+from fortyfold.parallel.accord import Accord
+from fortyfold.parallel.post import Post
+from fortyfold.parallel.pulse import Pulse
+from fortyfold.parallel.ranks import Ranks
+from fortyfold.parallel.strategies import require_strategy
+from fortyfold.parallel.sync_bn import synchronise
+from fortyfold.spec import plugin
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
 from fortyfold.spec.timeline import Stretch, Timeline, build_timeline
-from fortyfold.spec.world import World
+
+_STEADY_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Job:
     phase_data: tuple[PhaseData, ...]
     run_dir: RunDir
     device: torch.device
+    ranks: Ranks
     own_model: torch.nn.Module | None = None
 
     @property
@@ -76,12 +89,18 @@ class Job:
         evaluated = progress.evaluated_step == progress.step or self.val_index is None
         return progress.step == self.timeline.num_steps and evaluated
 
-    @property
+    @cached_property
     def sampler(self) -> Sampler:
         data = self.recipe.data
-        return Sampler(
-            self.recipe.seed, data.tail, data.flip, data.shuffle, augment=self.recipe.augment, mean=data.mean
-        )
+        how = self.recipe.seed, data.tail, data.flip, data.shuffle
+        return Sampler(*how, world=self.ranks.world, augment=self.recipe.augment, mean=data.mean)
+
+    def rank_places(self, step: int) -> float:
+        """The images of a step over all ranks, divided by the ranks: no whole number where shares differ."""
+        position = self.timeline.at(step)
+        index = self.phase_data[position.stretch.phase].train
+        places = self.sampler.num_places(index, position.step_in_epoch, shape_at(self.timeline, step))
+        return places / self.ranks.world.size
 
 
 @dataclass
@@ -95,10 +114,31 @@ class Training:
     progress: Progress
     journal: Journal
     saver: Saver
-    stop: StopFlag
+    agreement: Agreement
     attempt: int
     auto_accumulate: bool  # take a step that does not fit into memory again, in smaller pieces
     clock_started: float  # perf_counter at which progress.elapsed_seconds was right
+    pulse: Pulse | None = None  # with several ranks
+    steady_from: tuple[int, int] = (-1, 0)  # phase, and the step in it from which a rank must not stand still
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.job.ranks
+
+    def beat(self) -> None:
+        """Tell the other ranks that this one gets on; all do at the same points of a step. In the first steps of a
+        phase, which may compile or read a cold disk, a rank may stand still for longer."""
+        if self.pulse is None:
+            return
+        phase = self.job.timeline.at(self.progress.step).stretch.phase
+        if phase != self.steady_from[0]:
+            self.steady_from = phase, self.progress.step + _STEADY_STEPS
+        self.pulse.beat(self.progress.step)
+        self.pulse.arm(self.progress.step >= self.steady_from[1])
+
+    def excused(self, what: str) -> AbstractContextManager[None]:
+        """What is done inside may take long."""
+        return self.pulse.excused(what) if self.pulse is not None else nullcontext()
 
     def clock(self) -> None:
         """Bring the progress' elapsed time up to now."""
@@ -107,14 +147,30 @@ class Training:
         self.clock_started = now
 
 
-def open_job(recipe: Recipe, run_dir: RunDir, staged: Path | None = None, own: Own | None = None) -> Job:
+def open_job(
+    recipe: Recipe, run_dir: RunDir, staged: Path | None = None, own: Own | None = None, ranks: Ranks | None = None
+) -> Job:
     """Read the data's index and lay the recipe out on steps. `staged` is a copy of data.root to read instead."""
-    train, val = _open_data(recipe, staged, own or Own())
-    timeline = build_timeline(recipe, len(train), World())
+    own, ranks = own or Own(), ranks or Ranks()
+    require_strategy(recipe.strategy.name)
+    plugin.require("fortyfold.topologies", recipe.strategy.topology)
+    train, val = _open_data(recipe, staged, own)
+    timeline = build_timeline(recipe, len(train), ranks.world)
+    _require_a_place_a_rank(timeline, len(train), recipe.data.tail, ranks.world.size)
     phase_data = tuple(_open_phase(recipe, stretch, train, val) for stretch in timeline.stretches)
     require_shards(recipe.data.shuffle, [data.train for data in phase_data])
     labelled = with_classes(val, train.classes) if val else None
-    return Job(recipe, timeline, train, labelled, phase_data, run_dir, choose_device(), own.model if own else None)
+    return Job(recipe, timeline, train, labelled, phase_data, run_dir, choose_device(), ranks, own.model)
+
+
+def _require_a_place_a_rank(timeline: Timeline, num_images: int, tail: str, num_ranks: int) -> None:
+    for stretch in timeline.stretches:
+        smallest = stretch.global_batch if tail == "drop" else num_images // stretch.steps_per_epoch
+        if smallest < num_ranks:
+            raise UserError(
+                f"phase {stretch.phase} has batches of {smallest} images (of {num_images} in all), fewer than the "
+                f"{num_ranks} ranks; use fewer ranks (--procs), or a larger global_batch"
+            )
 
 
 def _open_data(recipe: Recipe, staged: Path | None, own: Own) -> tuple[Index, Index | None]:
@@ -166,20 +222,25 @@ def set_up(
     """Build everything, with the weights and the progress of `snapshot` if there is one."""
     started = time.perf_counter()
     learner = _build_learner(job, journal, fresh=snapshot is None)
-    progress = checkpoint.restore(snapshot, learner) if snapshot else Progress()
+    progress = _go_on(job, journal, learner, snapshot) if snapshot else Progress()
     _forget_lost_best(job.run_dir, progress)
     if job.recipe.precision.compile:
         _compile(learner, job, journal, progress.step)
-    journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
+    if job.ranks.first:  # the others' is in it
+        journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
+    world = job.ranks.world
+    collect = Post(world.rank, world.size).collect if job.ranks.many else None
+    saver = Saver(job.run_dir, job.recipe.checkpoint, progress.step, collect)
+    folders = [data.train.storage for data in job.phase_data]
     return Training(
         job=job,
         learner=learner,
-        reader=open_reader(job.recipe.data, job.device, [data.train.storage for data in job.phase_data]),
+        reader=open_reader(job.recipe.data, job.device, folders, len(world.node)),
         feed=Feeder(job.device, job.recipe.data, job.recipe.model.channels_last),
         progress=progress,
         journal=journal,
-        saver=Saver(job.run_dir, job.recipe.checkpoint, progress.step),
-        stop=stop,
+        saver=saver,
+        agreement=Agreement(Accord(job.ranks), stop, journal, saver, clock=job.ranks.first),
         attempt=attempt,
         auto_accumulate=auto_accumulate,
         clock_started=started,
@@ -199,7 +260,20 @@ def _build_learner(job: Job, journal: Journal, fresh: bool) -> Learner:
     sizes = {stretch.px for stretch in job.timeline.stretches}
     sizes.add(job.recipe.evaluate.px or job.timeline.stretches[-1].px)
     check_fits(model, job.num_classes, sizes, any(stretch.rectangular for stretch in job.timeline.stretches))
-    return Learner(model, job.recipe)
+    if job.ranks.many and job.recipe.strategy.sync_bn:
+        model = synchronise(model, job.device)
+    if job.ranks.world.rank:  # rank 0 goes on with the generator that drew the weights, as a single rank does
+        seed_generators(job.recipe.seed, job.ranks.world.rank, 0)
+    return Learner(model, job.recipe, job.ranks)
+
+
+def _go_on(job: Job, journal: Journal, learner: Learner, snapshot: Snapshot) -> Progress:
+    now = job.ranks.world.size
+    if snapshot.num_ranks != now and job.ranks.first:
+        what = f"the mean of {snapshot.num_ranks} ranks' weights" if snapshot.replicates else "the same weights"
+        message = f"going on with {now} rank{'s' if now > 1 else ''} instead of {snapshot.num_ranks}, from {what}"
+        journal.event("noted", snapshot.progress.step, message=message)
+    return restore(snapshot, learner, job.recipe.seed)
 
 
 def _compile(learner: Learner, job: Job, journal: Journal, step: int) -> None:
@@ -231,10 +305,11 @@ def note_start(
         classes=job.num_classes,
         model=job.model_name,
         device=describe(job.device),
+        ranks=job.ranks.world.size,
         decoder=decoder_name(job.recipe.data, job.device),
         host=platform.node(),
         process=os.getpid(),
         **{key: spec[key] for key in ("versions", "git_commit", "command")},
     )
-    if snapshot is not None or passed_over:
+    if job.ranks.first and (snapshot is not None or passed_over):
         journal.event("resumed", step, checkpoint=snapshot and snapshot.name, passed_over=passed_over)

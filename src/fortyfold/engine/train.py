@@ -5,10 +5,10 @@ The loop reads straight down and has no callbacks; everything it has to say goes
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,20 +17,21 @@ from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
 from fortyfold.engine.attempt import build_spec, check_run, open_attempt
+from fortyfold.engine.between_steps import evaluate_now, evaluation_due, note_saved, quarantine, save_now
 from fortyfold.engine.device import DeviceBatch, describe
-from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
 from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.memory import advice, is_out_of_memory, remember, telling
-from fortyfold.engine.precision import autocast, numerics
+from fortyfold.engine.precision import numerics
 from fortyfold.engine.progress import Progress
-from fortyfold.engine.setup import Own, Training, note_start, open_job, set_up
-from fortyfold.metrics.summary import write_summaries
+from fortyfold.engine.setup import Job, Own, Training, note_start, open_job, set_up
+from fortyfold.parallel.pulse import Pulse
+from fortyfold.parallel.ranks import Ranks, is_broken_connection
 from fortyfold.schedules import build_schedule
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir, write_json
-from fortyfold.spec.stop import StopFlag
+from fortyfold.spec.stop import REASONS, StopFlag
 from fortyfold.spec.timeline import Stretch
 
 
@@ -53,36 +54,52 @@ def train(
     *,
     own: Own | None = None,
     auto_accumulate: bool = False,
+    ranks: Ranks | None = None,
+    pulse: Pulse | None = None,
 ) -> Outcome:
     """Train `recipe` in `run_dir`, going on from its newest whole checkpoint if there is one.
 
     `staged` is a copy of data.root (data/stage.py) to read instead; `own` are the caller's own parts.
-    `auto_accumulate` cuts steps that do not fit into memory into more micro-batches.
+    `auto_accumulate` cuts steps that do not fit into memory into more micro-batches. With several `ranks` each calls
+    this; rank 0 holds the run, and writes what there is once. `pulse` then tells of ranks that do not get on.
     """
-    job = open_job(recipe, run_dir, staged, own)
+    ranks = ranks or Ranks()
+    job = open_job(recipe, run_dir, staged, own, ranks)
     build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
-    with run_dir.hold():
+    with run_dir.hold() if ranks.first else nullcontext():
         try:
-            spec = build_spec(job, command)
-            check_run(run_dir, spec, recipe)
-            checkpoint.sweep(run_dir)
-            snapshot, passed_over = checkpoint.read_newest(run_dir)
+            spec = ranks.from_first(lambda: _open_run(job, command))
+            snapshot, passed_over = checkpoint.read_newest(run_dir, ranks)
             if snapshot is not None and job.is_finished(snapshot.progress):
-                _note_finished(run_dir, snapshot.progress)
-                if job.own_model is not None:
-                    job.own_model.load_state_dict(snapshot.model)
-                return Outcome(True, snapshot.progress, already=True)
-            checkpoint.retire(run_dir, passed_over)
-            attempt = open_attempt(run_dir, spec)
+                return _finished_already(job, snapshot)
+            attempt = ranks.from_first(lambda: open_attempt(run_dir, spec, passed_over))
             steps_done = snapshot.progress.step if snapshot else 0
-            with closing(Journal(run_dir, attempt, steps_done)) as journal, journal.noting_failure():
+            rank = ranks.world.rank
+            with closing(Journal(run_dir, attempt, steps_done, rank)) as journal, journal.noting_failure():
                 note_start(job, journal, snapshot, passed_over, spec)
                 with numerics(recipe.precision):
                     with telling(f"before the first step, with {job.model_name} on {describe(job.device)}"):
                         t = set_up(job, journal, stop, attempt, snapshot, auto_accumulate)
+                    t.pulse = pulse
                     return _train(t)
         except OSError as error:
             raise RunFailed(f"cannot go on in {run_dir.path}: {error}") from error
+
+
+def _open_run(job: Job, command: Sequence[str]) -> dict[str, Any]:
+    """What run.json shall say, if the run that is there can go on with it."""
+    spec = build_spec(job, command)
+    check_run(job.run_dir, spec, job.recipe)
+    checkpoint.sweep(job.run_dir)
+    return spec
+
+
+def _finished_already(job: Job, snapshot: checkpoint.Snapshot) -> Outcome:
+    if job.ranks.first:
+        _note_finished(job.run_dir, snapshot.progress)
+    if job.own_model is not None:
+        job.own_model.load_state_dict(snapshot.model)
+    return Outcome(True, snapshot.progress, already=True)
 
 
 def _train(t: Training) -> Outcome:
@@ -101,6 +118,7 @@ def _train(t: Training) -> Outcome:
                 raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
             if (
                 isinstance(error, UserError | RunFailed)
+                or is_broken_connection(error)
                 or t.progress.step > first_step
                 or first_step == t.job.timeline.num_steps
             ):
@@ -114,26 +132,30 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
     learning_rate = build_schedule(recipe, timeline)
     last_end = time.perf_counter()
     while True:
-        if _evaluation_due(t):
-            _evaluate(t)
+        if evaluation_due(t):
+            evaluate_now(t)
             last_end = time.perf_counter()
-        if t.saver.due(t.progress.step, timeline.epochs_after(t.progress.step)):
-            _save(t)
+        if t.agreement.stopping is None and t.progress.step < timeline.num_steps:
+            t.agreement.hear()
+        if t.saver.due(t.progress.step, timeline.epochs_after(t.progress.step), t.agreement.overdue):
+            save_now(t)
             last_end = time.perf_counter()
-        if t.stop.requested or t.progress.step == timeline.num_steps:
+        if t.agreement.stopping is not None or t.progress.step == timeline.num_steps:
             return
 
+        t.beat()
         wait_from = time.perf_counter()
         batch = next(batches)
         data_wait = time.perf_counter() - wait_from
         if batch.bad:
-            _quarantine(t, batch)
+            quarantine(t, batch)
+        t.beat()
         position = timeline.at(t.progress.step)
-        lr = learning_rate(t.progress.step)
-        loss = _backward(t, t.feed(batch), position.stretch)
-        t.learner.update(t.progress.step + 1, lr)
-        if batch.bad:
-            loss = loss * (len(batch) / max(len(batch) - len(batch.bad), 1))  # the mean of those that count
+        lr, places = learning_rate(t.progress.step), t.job.rank_places(t.progress.step)
+        loss = _backward(t, t.feed(batch), position.stretch, lr, places)
+        t.learner.update(t.progress.step + 1)
+        if (num_good := len(batch) - len(batch.bad)) != places:
+            loss = loss * (places / max(num_good, 1))  # the mean of this rank's images that count
 
         now = time.perf_counter()
         t.journal.step(
@@ -141,7 +163,7 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
             step=t.progress.step,
             epoch=position.epoch,
             phase=position.stretch.phase,
-            images=len(batch) - len(batch.bad),
+            images=num_good,
             samples_digest=order.digest(batch.ids),
             data_wait_seconds=data_wait,
             read_seconds=batch.seconds.read,
@@ -153,15 +175,15 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         last_end = now
         t.progress.step += 1
         t.saver.changed = True
-        _note_saved(t, t.saver.poll())
+        note_saved(t, t.saver.poll())
 
 
-def _backward(t: Training, batch: DeviceBatch, stretch: Stretch) -> torch.Tensor:
+def _backward(t: Training, batch: DeviceBatch, stretch: Stretch, lr: float, places: float) -> torch.Tensor:
     """The batch's gradients and its loss, in as many pieces as memory wants if it may be cut."""
     while t.auto_accumulate:
         accumulate, put_back = _accumulate(t, stretch), remember(t.learner)
         try:
-            return t.learner.backward(batch, accumulate)
+            return t.learner.backward(batch, lr, accumulate, places)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -175,126 +197,29 @@ def _backward(t: Training, batch: DeviceBatch, stretch: Stretch) -> torch.Tensor
         t.progress.accumulate[str(stretch.phase)] = 2 * accumulate
         t.journal.event("accumulating", t.progress.step, phase=stretch.phase, px=stretch.px,
                         global_batch=stretch.global_batch, accumulate=2 * accumulate)  # fmt: skip
-    return t.learner.backward(batch, _accumulate(t, stretch))
+    return t.learner.backward(batch, lr, _accumulate(t, stretch), places)
 
 
 def _accumulate(t: Training, stretch: Stretch) -> int:
     return t.progress.accumulate.get(str(stretch.phase), stretch.accumulate)
 
 
-def _evaluation_due(t: Training) -> bool:
-    """At the end of an epoch that the recipe names, or of the run, unless that was done before a restart."""
-    step, every = t.progress.step, t.job.recipe.evaluate.every_epochs
-    epochs = t.job.timeline.epochs_after(step)
-    if not every or not epochs or t.progress.evaluated_step == step:
-        return False
-    return epochs % every == 0 or step == t.job.timeline.num_steps
-
-
-def _evaluate(t: Training) -> None:
-    """Evaluate, note the result, and save if it is the best so far; does nothing more when asked to stop."""
-    job, progress = t.job, t.progress
-    t.journal.flush()
-    stretch = job.timeline.at(progress.step - 1).stretch
-    index = job.phase_data[stretch.phase].val
-    assert index is not None
-    px = job.recipe.evaluate.px or stretch.px
-    started = time.perf_counter()
-    views = Views(
-        px=px,
-        crop_ratio=job.recipe.evaluate.crop_ratio,
-        rectangular=stretch.rectangular,
-        flip=job.recipe.evaluate.flip,
-        rank_batch=max(1, stretch.global_batch // stretch.accumulate),
-    )
-    networks = Networks(t.learner.networks, partial(autocast, job.recipe.precision, job.device))
-    with telling(f"in an evaluation, with {views.rank_batch} images of {px} px at once on {describe(job.device)}"):
-        scores = evaluate_split(networks, t.reader, t.feed, index, views, t.stop)
-    if scores is None:
-        return
-    result = scores[""]
-    t.clock()
-    t.journal.event(
-        "evaluated",
-        progress.step,
-        epoch=job.timeline.epochs_after(progress.step),
-        **_named(scores),
-        num_images=result.num_images,
-        unreadable=[[index.relative_path(sample), reason] for sample, reason in result.unreadable],
-        px=px,
-        train_loss=t.journal.loss_sum / max(t.journal.images, 1),
-        lr=build_schedule(job.recipe, job.timeline)(progress.step - 1),
-        seconds=time.perf_counter() - started,
-        elapsed_seconds=progress.elapsed_seconds,
-    )
-    write_summaries(job.run_dir)
-    t.journal.reset_loss()
-    t.saver.changed = True
-    progress.evaluated_step, progress.top1 = progress.step, result.top1
-    top1 = scores.get("ema_", result).top1
-    if progress.best_top1 is None or top1 > progress.best_top1:
-        name = job.run_dir.checkpoint(progress.step, t.attempt).name
-        progress.best_top1, progress.best_checkpoint = top1, name if job.recipe.checkpoint.best else None
-        if job.recipe.checkpoint.best:
-            _save(t)
-
-
-def _named(scores: Scores) -> dict[str, float]:
-    return {
-        f"{name}{figure}": getattr(result, figure)
-        for name, result in scores.items()
-        for figure in ("top1", "top5", "loss")
-    }
-
-
-def _save(t: Training) -> None:
-    """Save the state as it is now; the loop is held up for the copy only (and for a save still going on)."""
-    _note_saved(t, t.saver.wait())
-    t.journal.flush(durable=True)  # what led to a checkpoint is on the disk before it
-    t.clock()
-    t.progress.epoch_loss_sum, t.progress.epoch_images = t.journal.loss_sum, t.journal.images
-    name = t.job.run_dir.checkpoint(t.progress.step, t.attempt).name
-    t.saver.save(lambda: checkpoint.take_snapshot(name, t.learner, t.progress))
-
-
-def _note_saved(t: Training, path: Path | None) -> None:
-    if path is not None:
-        best = path.name == t.progress.best_checkpoint
-        t.journal.event("saved", t.progress.step, checkpoint=path.name, best=best)
-
-
-def _quarantine(t: Training, batch: Batch) -> None:
-    """Note unreadable images, each once, and stop when they are more than the budget."""
-    known, phase = t.progress.quarantined, t.job.timeline.at(t.progress.step).stretch.phase
-    index = t.job.phase_data[phase].train
-    for sample, reason in batch.bad:
-        if sample not in known:
-            known.append(sample)
-            path = index.relative_path(sample)
-            t.journal.event("quarantined", t.progress.step, sample=sample, path=path, reason=reason)
-    budget = t.job.recipe.data.bad_image_budget
-    if len(known) > int(budget * len(index)):
-        sample, reason = batch.bad[-1]
-        raise UserError(
-            f"{len(known)} of {len(index)} training images cannot be read, more than data.bad_image_budget = "
-            f"{budget} allows; the last was {index.path(sample)} ({reason}); all are in {t.job.run_dir.events()}"
-        )
-
-
 def _wind_up(t: Training) -> Outcome:
     """After the loop: the last save, and the word why it ended."""
     if t.saver.changed:
-        _save(t)
-    _note_saved(t, t.saver.wait())
+        save_now(t)
+    note_saved(t, t.saver.wait())
     t.journal.flush(durable=True)
-    if t.job.is_finished(t.progress):
+    finished, number = t.job.is_finished(t.progress), t.agreement.stopping
+    reason = None if finished or number is None else REASONS[number]
+    assert finished or reason
+    if t.ranks.first and finished:
         t.journal.event("finished", t.progress.step, elapsed_seconds=t.progress.elapsed_seconds)
-        return Outcome(True, t.progress)
-    assert t.stop.signal is not None
-    why = {"reason": t.stop.reason, "signal": t.stop.signal.name}
-    t.journal.event("stopped", t.progress.step, **why)
-    write_json(t.job.run_dir.stopped, {**why, "step": t.progress.step, "time": time.time()})
-    return Outcome(False, t.progress, t.stop.reason)
+    elif t.ranks.first and number is not None:
+        why = {"reason": reason, "signal": number.name}
+        t.journal.event("stopped", t.progress.step, **why)
+        write_json(t.job.run_dir.stopped, {**why, "step": t.progress.step, "time": time.time()})
+    return Outcome(finished, t.progress, reason)
 
 
 def _note_finished(run_dir: RunDir, progress: Progress) -> None:

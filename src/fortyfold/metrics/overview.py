@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from fortyfold.metrics.summary import evaluations
 from fortyfold.metrics.throughput import mean_images_per_second
-from fortyfold.spec.events import Event, read_events
-from fortyfold.spec.records import read_steps
+from fortyfold.spec.events import Event, last_attempt, read_events
+from fortyfold.spec.ranks import num_ranks, read_merged_steps
 from fortyfold.spec.run_dir import RunDir
 
 
@@ -18,7 +18,7 @@ class Overview:
     """The epoch of the last step, counted from 1; 0 before the first."""
     num_epochs: int
     images_per_second: float | None
-    """Mean over all steps."""
+    """Of all ranks together, mean over all steps."""
     top1: float | None
     """Of the last evaluation, per cent."""
     num_images: int
@@ -26,14 +26,14 @@ class Overview:
 
 
 def overview(run_dir: RunDir) -> Overview:
-    """Read a run, live or not; the files of rank 0 suffice."""
+    """Read a run, live or not."""
     events = read_events(run_dir.events())
-    records = read_steps(run_dir.steps())
+    records = read_merged_steps(run_dir)
     rows = evaluations(events)
     started = next((event for event in reversed(events) if event["kind"] == "started"), {})
     return Overview(
         name=run_dir.path.name,
-        state="running" if run_dir.is_locked() else _last_state(events),
+        state="running" if run_dir.is_locked() else _last_state(run_dir, events),
         epoch=int(records["epoch"][-1]) + 1 if len(records) else 0,
         num_epochs=started.get("num_epochs", 0),
         images_per_second=mean_images_per_second(records),
@@ -42,8 +42,17 @@ def overview(run_dir: RunDir) -> Overview:
     )
 
 
-def _last_state(events: list[Event]) -> str:
+def _last_state(run_dir: RunDir, events: list[Event]) -> str:
     last = events[-1] if events else {"kind": ""}
     if last["kind"] == "stopped":
         return f"stopped: {last['reason']}"
-    return last["kind"] if last["kind"] in ("finished", "failed") else "killed"
+    if last["kind"] in ("finished", "failed"):
+        return str(last["kind"])
+    return "failed" if _another_failed(run_dir, events) else "killed"
+
+
+def _another_failed(run_dir: RunDir, events: list[Event]) -> bool:
+    """Whether another rank failed in the last attempt: rank 0 may have been killed for it, before it could say so."""
+    attempt = last_attempt(events)
+    others = [read_events(run_dir.events(rank)) for rank in range(1, num_ranks(events).get(attempt, 1))]
+    return any(event["kind"] == "failed" and event["attempt"] == attempt for events in others for event in events)

@@ -1,8 +1,8 @@
-"""A run's figures over the examples it has seen, from rank 0's records and events, while it runs or afterwards.
+"""A run's figures over the examples that all its ranks have seen, while it runs or afterwards.
 
-A point for every `log.every_steps` steps: their means; the learning rate and the sizes are the last step's. And a
-point for each evaluation. Points come in the order of examples seen, every step is in exactly one of them. Records
-are small, points are not: a poll makes so many at most, however long the run.
+A point for every `log.every_steps` steps: their means, over all ranks (spec/ranks.py); the learning rate and the sizes
+are the last step's. And a point for each evaluation. Points come in the order of examples seen, every step is in
+exactly one of them. Records are small, points are not: a poll makes so many at most, however long the run.
 
 A restart does the steps since its checkpoint again, and what was given out for them holds no more. `Replayed` says
 so: begin anew with another reader, which sees each step as the last attempt did it.
@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 
 from fortyfold.spec.events import Event, EventReader
+from fortyfold.spec.ranks import MergedStepReader, last_num_ranks
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.records import STEP_DTYPE, Records, StepReader
+from fortyfold.spec.records import STEP_DTYPE, Records, standing
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.timeline import build_timeline
 from fortyfold.spec.world import World
@@ -42,10 +43,10 @@ class PointReader:
     """Follows a run: each `poll` gives the points that came since the last, or the first of them if `is_behind`."""
 
     def __init__(self, run_dir: RunDir, recipe: Recipe, num_images: int) -> None:
-        self._steps = StepReader(run_dir.steps())
+        self._steps = MergedStepReader(run_dir)
         self._events = EventReader(run_dir.events())
         self._every_steps = recipe.log.every_steps
-        stretches = build_timeline(recipe, num_images, World()).stretches
+        stretches = build_timeline(recipe, num_images, World(size=last_num_ranks(run_dir))).stretches
         self._px = np.array([stretch.px for stretch in stretches])
         self._global_batch = np.array([stretch.global_batch for stretch in stretches])
         self._pending = np.empty(0, STEP_DTYPE)  # steps that are in no point yet
@@ -56,7 +57,8 @@ class PointReader:
     def poll(self, *, to_the_end: bool = False) -> list[Point]:
         """The new points; `to_the_end` also makes one of fewer steps than `log.every_steps`."""
         came = self._steps.poll()  # before the events: an evaluation is written before the steps that follow it
-        records = _holding(np.concatenate([self._pending, came]) if len(self._pending) else came)
+        records = np.concatenate([self._pending, came]) if len(self._pending) else came
+        records = records[standing(records["step"])]
         if len(records) and records["step"][0] < self._steps_given:
             raise Replayed
         self._take_events()
@@ -125,16 +127,6 @@ class PointReader:
         columns["sizes/global_batch"] = self._global_batch[last["phase"]]
         columns |= {"sizes/epoch": last["epoch"], "sizes/phase": last["phase"]}
         return {tag: column.tolist() for tag, column in columns.items()}
-
-
-def _holding(records: Records) -> Records:
-    """Those that no later one undid, by doing the same step again or one before it."""
-    if not len(records):
-        return records
-    steps = records["step"]
-    least_after = np.minimum.accumulate(steps[::-1])[::-1][1:]
-    holding: Records = records[np.append(steps[:-1] < least_after, True)]
-    return holding
 
 
 def _scores(event: Event) -> dict[str, float]:

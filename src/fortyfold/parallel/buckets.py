@@ -56,8 +56,8 @@ class Part:
         self._part.__dict__.update({name: value for name, value in vars(whole).items() if name != "step"})
 
     def step(self) -> None:
-        groups = [dict(group, params=self._own(group)) for group in self._whole.param_groups]
-        self._part.param_groups = groups
+        self._part.state = self._whole.state  # another object after a load_state_dict
+        self._part.param_groups = [dict(group, params=self._own(group)) for group in self._whole.param_groups]
         self._part.step()
 
     def settle(self) -> None:

@@ -59,8 +59,11 @@ class LocalSGD:
         """The same on every rank."""
         return {"steps_done": self._steps_done, "common": list(self._common), "velocity": list(self._velocity)}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the weights were put back; without common weights in it, these are taken for them."""
         self._steps_done = state["steps_done"]
-        for mine, saved in ((self._common, state["common"]), (self._velocity, state["velocity"])):
-            for tensor, value in zip(mine, saved, strict=True):
-                tensor.copy_(value)
+        common = state.get("common", self._parameters if self._common else [])
+        velocity = state.get("velocity", [torch.zeros_like(tensor) for tensor in self._velocity])
+        for tensor, value in zip([*self._common, *self._velocity], [*common, *velocity], strict=True):
+            tensor.copy_(value)

@@ -21,6 +21,9 @@ BACKSTOP = timedelta(hours=12)  # parallel/pulse.py ends what hangs long before
 CHUNK_BYTES = 64 * 2**20
 Answer = TypeVar("Answer")
 
+_BROKEN = ("Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
+           "Timed out waiting", "Read error", "Write error", "NCCL")  # fmt: skip # Gloo's words, and NCCL's name
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -117,10 +120,15 @@ def joined(seed: int = 0) -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=BACKSTOP)
     nodes = Counter(Ranks(world).gather(int(os.environ.get("GROUP_RANK", "0"))))
-    try:
-        yield Ranks(replace(world, node_sizes=tuple(nodes[node] for node in sorted(nodes))))
-    finally:
-        dist.destroy_process_group()
+    yield Ranks(replace(world, node_sizes=tuple(nodes[node] for node in sorted(nodes))))
+    dist.destroy_process_group()  # not after an error: it may wait for ranks that are gone
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether it tells of another rank's end rather than of a mistake here."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in _BROKEN)
 
 
 def group_ranks() -> Ranks:

@@ -1,9 +1,10 @@
 """Events: what happens now and then in a run, one JSON object a line, one file a rank.
 
-Each has `time` (Unix seconds), `attempt`, `step` (steps done) and `kind`:
+Ranks other than 0 write only what is their own: started, noted, quarantined, failed. Each event has `time` (Unix
+seconds), `attempt`, `step` (steps done) and `kind`:
 
     started      num_steps, num_epochs, train_images, val_images, classes, model, device, decoder, host, process,
-                 versions, git_commit, command
+                 versions, git_commit, command; rank 0's also ranks: how many train together (absent: one)
     resumed      checkpoint; passed_over names those that were torn or altered, and why
     evaluated    epoch, top1, top5 (per cent, of the centre crops), loss, and the same with rect_ (of rectangles),
                  flip_ (of the mean with the mirror image), ema_ (of the moving average) before them, if wanted;

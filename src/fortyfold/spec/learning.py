@@ -66,6 +66,10 @@ class Optim(Section):
     clip_value: Positive | None = None
     """Cut each gradient's entries off at plus and minus this."""
 
+    @property
+    def clips(self) -> bool:
+        return self.clip_norm is not None or self.clip_value is not None
+
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
         if self.clip_norm is not None and self.clip_value is not None:

@@ -7,8 +7,10 @@ passed over. A restart raises `attempt`: of a step that was done again, the last
 
 import os
 import struct
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,25 +73,35 @@ class StepReader:
         self._dtype: np.dtype[Any] | None = None
         self._offset = HEADER.size
 
-    def poll(self) -> Records:
+    def poll(self, at_most: int = sys.maxsize) -> Records:
+        """The next records, `at_most` so many."""
         try:
             with self._path.open("rb") as file:
-                if self._dtype is None:
-                    self._dtype = _read_header(file.read(HEADER.size), self._path)
-                if self._dtype is None:
-                    return np.empty(0, STEP_DTYPE)
-                num_bytes = os.fstat(file.fileno()).st_size - self._offset
+                num_bytes, dtype = self._whole_bytes(file, at_most)
                 file.seek(self._offset)
-                whole = max(0, num_bytes - num_bytes % self._dtype.itemsize)
-                records = np.frombuffer(file.read(whole), self._dtype)
+                records = np.frombuffer(file.read(num_bytes), dtype)
         except (FileNotFoundError, NotADirectoryError):
             return np.empty(0, STEP_DTYPE)
         self._offset += records.nbytes
         return records
 
+    def skip(self) -> None:
+        """Pass over the whole records that are there, without reading them."""
+        with suppress(FileNotFoundError, NotADirectoryError), self._path.open("rb") as file:
+            self._offset += self._whole_bytes(file)[0]
+
+    def _whole_bytes(self, file: BinaryIO, at_most: int = sys.maxsize) -> "tuple[int, np.dtype[Any]]":
+        """How many bytes the whole records have that come next, and their format."""
+        if self._dtype is None:
+            self._dtype = _read_header(file.read(HEADER.size), self._path)
+        if self._dtype is None:
+            return 0, STEP_DTYPE
+        num_records = max(0, os.fstat(file.fileno()).st_size - self._offset) // self._dtype.itemsize
+        return min(num_records, at_most) * self._dtype.itemsize, self._dtype
+
 
 def read_steps(path: Path) -> Records:
-    """All records of a rank in the order of steps; of a replayed step only the last attempt's."""
+    """All records of one rank in the order of steps; of a replayed step only the last attempt's."""
     return last_attempts(StepReader(path).poll())
 
 
@@ -100,6 +112,14 @@ def last_attempts(records: Records) -> Records:
     last = np.ones(len(ordered), bool)
     last[:-1] = ordered["step"][1:] != ordered["step"][:-1]
     return ordered[last]
+
+
+def standing(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of these, in the order they were written, no later one undid by being the same or less."""
+    if not len(numbers):
+        return np.ones(0, bool)
+    least_after = np.minimum.accumulate(numbers[::-1])[::-1][1:]
+    return np.append(numbers[:-1] < least_after, True)
 
 
 def _read_header(header: bytes, path: Path) -> "np.dtype[Any] | None":

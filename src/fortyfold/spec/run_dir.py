@@ -18,6 +18,7 @@ A run is one such directory. Everything that concerns it is in there, and nothin
 import fcntl
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -29,7 +30,9 @@ from typing import Any
 
 from fortyfold.spec.errors import UserError
 
+MODEL = "model.safetensors"  # a checkpoint's weights
 SPEC_KEYS = {"format", "recipe", "data", "decoder"}  # of every run that was ever written
+_CHECKPOINT = re.compile(r"step-(\d+)-(\d+)")
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds
 
 
@@ -101,9 +104,25 @@ class RunDir:
         """Where `attempt` saves after `step` steps; names sort from old to new."""
         return self.checkpoints / f"step-{step:09d}-{attempt:04d}"
 
+    def checkpoint_names(self) -> list[str]:
+        """The names of the whole checkpoints, newest first."""
+        if not self.checkpoints.is_dir():
+            return []
+        matches = (_CHECKPOINT.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
+        found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
+        return [name for _, _, name in sorted(found, reverse=True)]
+
     @property
     def exists(self) -> bool:
         return self.spec.is_file()
+
+    def refuse_foreign(self) -> None:
+        """A UserError for a folder that holds something, but no run and nothing that a run begins with."""
+        beginnings = {self.lock.name, self.stop_request.name, self.rank_log(0).parent.name}
+        names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() and not self.exists else []
+        foreign = [name for name in names if name not in beginnings and not name.startswith(f".{self.spec.name}")]
+        if foreign:
+            raise UserError(f"{self.path} holds {foreign[0]} but no run; choose an empty folder for --out")
 
     def read_spec(self) -> dict[str, Any]:
         """run.json, or a UserError when this is not a run."""
@@ -132,6 +151,14 @@ class RunDir:
         finally:
             os.close(descriptor)
         return False
+
+    def read_attempt(self) -> int | None:
+        """The number of the attempt that began last; None where run.json says none."""
+        try:
+            attempt = json.loads(self.spec.read_text(encoding="utf-8")).get("attempt")
+        except (OSError, ValueError, AttributeError):
+            return None
+        return attempt if isinstance(attempt, int) else None
 
     @contextmanager
     def hold(self) -> Iterator[None]:

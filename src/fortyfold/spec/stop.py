@@ -4,11 +4,14 @@ SIGINT (Ctrl-C) means cancelled. SIGUSR1 is the warning that the time is nearly 
 somebody wants an end; the launcher that sent it, or asks its scheduler, knows why.
 """
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from fortyfold.spec.run_dir import RunDir
 
 REASONS = {signal.SIGINT: "cancelled", signal.SIGTERM: "terminated", signal.SIGUSR1: "out of time"}
 
@@ -42,6 +45,10 @@ class StopFlag:
         """As if that signal had come."""
         self.signal = self.signal or signal.Signals(number)
 
+    def ask_if(self, number: int | None) -> None:
+        if number is not None:
+            self.ask(number)
+
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.ask(number)
 
@@ -53,3 +60,11 @@ class StopFlag:
     def reason(self) -> str:
         assert self.signal is not None
         return REASONS[self.signal]
+
+
+def read_request(run_dir: RunDir) -> signal.Signals | None:
+    """The signal that a file in the run directory stands for; None without one."""
+    try:
+        return signal.Signals[json.loads(run_dir.stop_request.read_text(encoding="utf-8"))["signal"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

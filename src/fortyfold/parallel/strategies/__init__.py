@@ -20,8 +20,8 @@ class Parts:
     optimizer: torch.optim.Optimizer
     spec: Spec
     ranks: Ranks
-    sample: torch.Tensor
-    """Two images like those that will come, of any content."""
+    px: int
+    """Side of the first images that will come."""
     whole_gradient: bool = False
     """Whether something looks at the whole gradient before the optimiser steps: clipping, a loss scale."""
 

@@ -5,6 +5,7 @@ out anew after the first backward, so a resumed run would add otherwise than the
 comes first, at every start: from the first real step on the layout is always the final one.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -21,18 +22,24 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Buffers are each rank's own: in the checkpoint, and averaged for evaluating. The option's name is about to change.
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
+
+
 class AllReduce(Strategy):
     def __init__(self, parts: Parts) -> None:
         self._inner = _Switch(parts.model)
         device = next(parts.model.parameters()).device
+        sample = torch.zeros(2, 3, parts.px, parts.px, device=device)
         with _rehearsing(parts.model, device):
-            self._inner(parts.sample).sum().backward()
+            self._inner(sample).sum().backward()
             trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
             unused = any(parameter.grad is None for parameter in trained)
         self._ddp = DistributedDataParallel(
             self._inner,
             device_ids=[device.index] if device.type == "cuda" else None,
-            broadcast_buffers=False,  # each rank's are in the checkpoint, and averaged for evaluating
+            **_KEEP_BUFFERS,
             gradient_as_bucket_view=True,
             bucket_cap_mb=parts.spec.bucket_mb,
             find_unused_parameters=unused,  # DDP then leaves its buckets as they are
@@ -40,7 +47,7 @@ class AllReduce(Strategy):
         if parts.spec.compress != "none":
             self._ddp.register_comm_hook(None, _HOOKS[parts.spec.compress])
         with _rehearsing(parts.model, device):
-            self._ddp(parts.sample).sum().backward()
+            self._ddp(sample).sum().backward()
 
     def wrap(self, network: Network) -> Network:
         self._inner.call(network)
