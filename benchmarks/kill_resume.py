@@ -40,20 +40,14 @@ EVERYTHING = (
     "augment.repeats=2", "augment.color_jitter=0.2", "model.drop_path_rate=0.1", "evaluate.flip=true",
 )  # fmt: skip
 EPOCHS_A_KILL = 4  # a fresh start gets no further than this before it is struck
+RANK_EPOCHS_A_KILL = 2  # several ranks are slower
 MOST_FRUITLESS = 2  # attempts in a row that are struck before they have saved; one more and the launcher gives up
 
 
-def train_command(run_dir: RunDir, data: Path, kills: int, options: Sequence[str]) -> list[str]:
-    """`tiny` with a save every other step, long enough to be hit so often."""
+def train_command(run_dir: RunDir, data: Path, epochs: int, options: Sequence[str]) -> list[str]:
+    """`tiny` with a save every other step."""
     command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--data", str(data), "--out", str(run_dir.path)]
-    return [
-        *command,
-        "--epochs",
-        str(EPOCHS_A_KILL * (kills + 1)),
-        "--set",
-        "checkpoint.every_steps=2",
-        *_sets(options),
-    ]
+    return [*command, "--epochs", str(epochs), *_sets(["checkpoint.every_steps=2", *options])]
 
 
 def _sets(options: Sequence[str]) -> list[str]:
@@ -95,9 +89,10 @@ def fingerprint(run_dir: RunDir) -> tuple[dict[str, str], list[int], list[int]]:
 def drill(folder: Path, data: Path, kills: int, seed: int, options: Sequence[str] = ()) -> None:
     """Raises AssertionError if the killed run ends otherwise than the undisturbed one."""
     calm, struck = RunDir(folder / "calm"), RunDir(folder / "struck")
-    subprocess.run(train_command(calm, data, kills, options), check=True, stdout=subprocess.DEVNULL)
+    epochs = EPOCHS_A_KILL * (kills + 1)
+    subprocess.run(train_command(calm, data, epochs, options), check=True, stdout=subprocess.DEVNULL)
     rng = random.Random(seed)
-    command = train_command(struck, data, kills, options)
+    command = train_command(struck, data, epochs, options)
     for number in range(kills):
         print(f"kill {number + 1}: {strike(command, struck, rng, inside_save=number % 2 == 1)}", flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -170,7 +165,8 @@ class RankDrill:
 def drill_ranks(folder: Path, data: Path, kills: int, seed: int, procs: int, options: Sequence[str] = ()) -> None:
     """The same with several ranks, of which one is killed at a time, and one command."""
     calm, struck = RunDir(folder / "calm"), RunDir(folder / "struck")
-    commands = [[*train_command(run_dir, data, kills, options), "--procs", str(procs)] for run_dir in (calm, struck)]
+    epochs, options = RANK_EPOCHS_A_KILL * (kills + 1), ["evaluate.every_epochs=3", *options]
+    commands = [[*train_command(run_dir, data, epochs, options), "--procs", str(procs)] for run_dir in (calm, struck)]
     subprocess.run(commands[0], check=True, stdout=subprocess.DEVNULL)
     drill = RankDrill(struck, commands[1], procs, random.Random(seed))
     try:
