@@ -107,22 +107,24 @@ class RankDrill:
         self._output = run_dir.path.with_suffix(".txt")
         with self._output.open("w") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        self._attempt, self._saved, self._fruitless = 0, "", 0
+        self._attempt, self._saved_steps, self._fruitless = 0, -1, -1
         self._struck: list[int] = []
 
     def strike(self, inside_save: bool) -> str:
         """Kill a rank at a random moment after all have started; says when that was."""
         self._wait(lambda: len(self._processes()) == self._procs)
         self._attempt += 1
+        before = self._steps_of(self._newest())  # one that was being published by the last attempt is there by now
+        self._fruitless = 0 if before > self._saved_steps else self._fruitless + 1
+        self._saved_steps = before
         if self._fruitless == MOST_FRUITLESS:
-            self._wait(lambda: self._newest() > self._saved)
+            self._wait(lambda: self._steps_of(self._newest()) > before)
         time.sleep(self._rng.uniform(0, MAX_DELAY_SECONDS))
         if inside_save:
             self._wait(lambda: _is_saving(self._run_dir, self._attempt), pause=0)
         rank = self._rng.randrange(self._procs)
         caught, newest = _is_saving(self._run_dir, self._attempt), self._newest()
         os.kill(self._processes(started=self._attempt)[rank], signal.SIGKILL)
-        self._fruitless, self._saved = (0, newest) if newest > self._saved else (self._fruitless + 1, self._saved)
         self._struck.append(rank)
         return f"rank {rank} after {newest or 'no save'}" + (", inside a save" if caught else "")
 
@@ -153,6 +155,10 @@ class RankDrill:
 
     def _newest(self) -> str:
         return max(self._run_dir.checkpoint_names(), default="")
+
+    @staticmethod
+    def _steps_of(checkpoint: str) -> int:
+        return int(checkpoint.split("-")[1]) if checkpoint else -1
 
     def _wait(self, holds: Callable[[], object], over: bool = False, pause: float = 0.01) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
