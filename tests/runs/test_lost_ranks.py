@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import skip_or_fail, start
@@ -54,10 +55,12 @@ class Cluster:
         self.members, self.run_dir, self._port = members, run_dir, 29500
         changes = {"data.root": str(data), "data.demo": None, "epochs": 1000, **SAVES}
         recipe = load_recipe("tiny", {**changes, "strategy.deadline_seconds": DEADLINE_SECONDS})
-        job = {"run": str(run_dir.path), "recipe": recipe.model_dump(mode="json"), "staged": None, "command": []}
+        job: dict[str, Any] = {"run": str(run_dir.path), "recipe": recipe.model_dump(mode="json"), "command": []}
         self._environment = {
-            "FORTYFOLD_JOB": json.dumps(job), "GLOO_SOCKET_IFNAME": Host.interface, "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            "FORTYFOLD_JOB": json.dumps(job | {"staged": None}),
+            "GLOO_SOCKET_IFNAME": Host.interface,
+            "OMP_NUM_THREADS": "1",
+        }
 
     def start(self) -> Torchruns:
         """torchrun on every host; back when the ranks have trained, and saved."""

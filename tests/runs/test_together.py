@@ -14,7 +14,9 @@ import pytest
 from conftest import start
 
 from fortyfold.data.demo import DemoSpec, make_demo
+from fortyfold.launch import local
 from fortyfold.spec.events import Event, read_events
+from fortyfold.spec.failure import Ending, Failure
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
 
@@ -137,3 +139,18 @@ def test_a_worker_that_dies_ends_all_and_is_named_once(data: Path, tmp_path: Pat
     log = run_dir.rank_log(1)
     expected = f"rank 1 failed: ValueError: no luck; its traceback is above and in {log}"
     assert err.splitlines()[-1].endswith(expected), err
+
+
+def test_a_rank_is_killed_before_it_has_begun_and_somebody_has_asked_to_stop(
+    tiny_data: Path, tmp_path: Path, fortyfold: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDir(tmp_path / "run")
+
+    def attempt(*arguments: object) -> Ending:
+        run_dir.stop_request.write_text('{"signal": "SIGTERM"}')
+        return Ending((Failure(1, "killed", "was killed by SIGKILL"),))
+
+    monkeypatch.setattr(local, "run_attempt", attempt)
+    code, out, err = fortyfold("train", "tiny", "--data", tiny_data, "--out", run_dir.path, "--procs", 2)
+    assert (code, err) == (75, "")
+    assert "stopped (terminated; rank 1 was killed by SIGKILL) after step 0; the same command starts again" in out

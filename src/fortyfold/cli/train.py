@@ -16,6 +16,7 @@ from fortyfold.spec.run_dir import MODEL, RunDir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fortyfold.spec.events import Event
     from fortyfold.spec.stop import StopFlag
 
 STOPPED = 75
@@ -124,7 +125,7 @@ def _train_together(
     before = last_attempt(read_events(run_dir.events()))
     ended = run_local(run_dir, job, num_ranks, stop, say=say)
     events = read_events(run_dir.events())
-    last = events[-1] if events else {"kind": "nothing began"}
+    last: Event = events[-1] if events else {"kind": "nothing began"}
     if last["kind"] == "finished":
         return _Ended(last["step"], last["elapsed_seconds"], already=last_attempt(events) == before)
     names = run_dir.checkpoint_names()
