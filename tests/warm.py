@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
@@ -34,11 +35,12 @@ sys.exit(int(code) if code else "the server is gone")
 @contextmanager
 def warm_program(folder: Path) -> Iterator[Path]:
     """Makes `folder`/fortyfold and serves it."""
-    address = folder / "socket"
     program = folder / "fortyfold"
-    program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    program.chmod(0o755)
-    with subprocess.Popen([sys.executable, __file__, address], stdout=subprocess.PIPE) as server:
+    with ExitStack() as stack:
+        address = f"{stack.enter_context(TemporaryDirectory())}/s"  # of sockets' addresses only 107 bytes count
+        program.write_text(CLIENT.format(python=sys.executable, address=address))
+        program.chmod(0o755)
+        server = stack.enter_context(subprocess.Popen([sys.executable, __file__, address], stdout=subprocess.PIPE))
         assert server.stdout is not None and server.stdout.readline() == b"ready\n"
         try:
             yield folder
