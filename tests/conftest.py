@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from rank_pool import RankPool
 
 from fortyfold.cli.main import run
 from fortyfold.cli.openmp import calm_openmp
@@ -56,6 +57,28 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data") / "tiny"
     make_demo(root, TINY)
     return root
+
+
+@pytest.fixture(scope="session")
+def few_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 training images, 4 for validation, 4 classes."""
+    root = tmp_path_factory.mktemp("data") / "few"
+    make_demo(root, DemoSpec(classes=4, images=28, width=48, height=48, seed=0))
+    return root
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[RankPool]:
+    pool = RankPool(3)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture

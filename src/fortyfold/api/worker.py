@@ -6,6 +6,7 @@ an error of its own, or whose end it noticed.
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,13 @@ def _train(job: dict[str, Any], recipe: Any, run_dir: RunDir, stop: StopFlag, pu
 
 
 def _last_word(error: BaseException, pulse: Pulse) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's, now: another rank has failed, too
     if not is_broken_connection(error):
-        pulse.note_failure(str(error) or type(error).__name__)
         report(error)
+        pulse.note_failure(str(error) or type(error).__name__)
         return
     culprits = dict(pulse.missing(_PATIENCE_SECONDS))
+    pulse.close()
     if culprits:
         told = ", ".join(sorted(set(culprits.values())))
         error = RuntimeError(f"{name_ranks(sorted(culprits))} ended ({told})")

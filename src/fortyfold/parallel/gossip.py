@@ -128,9 +128,9 @@ class Gossip:
         if not self._in_backward:
             return
         turn = self._turn_of[number]
-        if turn.missing <= 0:
+        if number not in turn.missing:
             raise RuntimeError("a second backward in one step: use `with gossip.accumulating():` for all but the last")
-        turn.missing -= 1
+        turn.missing.remove(number)
         while self._next < len(self._turns) and not self._turns[self._next].missing:
             self._take_turn()  # strictly in order, the same on every rank
 
@@ -156,9 +156,7 @@ class Gossip:
             self._order_by_arrival()
         for turn in self._turns[self._next :]:
             turn.launch(self._peers(self._steps_done), self._group)
-        for turn in self._turns:
-            turn.missing = len(turn.bucket.parameters)
-        self._next = 0
+        self._await_gradients()
 
     def _order_by_arrival(self) -> None:
         """Once, between mixing and sending: buckets as gradients came on rank 0, then those that never came."""
@@ -172,6 +170,12 @@ class Gossip:
         self._turns = [_Turn(number, bucket, self._optimizer) for number, bucket in enumerate(buckets)]
         turn_of = {id(parameter): turn for turn in self._turns for parameter in turn.bucket.parameters}
         self._turn_of: list[_Turn] = [turn_of[id(parameter)] for parameter in self._parameters]
+        self._await_gradients()
+
+    def _await_gradients(self) -> None:
+        """A step begins."""
+        for number, turn in enumerate(self._turn_of):
+            turn.missing.add(number)
         self._next = 0
 
 
@@ -182,7 +186,7 @@ class _Turn:
         self._number = number
         self.bucket = bucket
         self.part = Part(optimizer, bucket.parameters)
-        self.missing = len(bucket.parameters)  # gradients still to come
+        self.missing: set[int] = set()  # numbers of parameters whose gradients are still to come
         self.begun = False
         self.messages: list[dist.Work] = []
         self._received: list[tuple[torch.Tensor, float]] = []

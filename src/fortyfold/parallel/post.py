@@ -38,4 +38,7 @@ class Post:
         keys = [f"{subject}/{rank}" for rank in range(self._num_ranks)]
         while not self._store.check(keys):
             time.sleep(POLL_SECONDS)
-        return [json.loads(message) for message in self._store.multi_get(keys)]
+        messages = [json.loads(message) for message in self._store.multi_get(keys)]
+        for key in keys:
+            self._store.delete_key(key)
+        return messages

@@ -15,11 +15,11 @@ def synchronise(model: torch.nn.Module, device: torch.device) -> torch.nn.Module
     if device.type == "cpu":
         for module in converted.modules():
             if isinstance(module, torch.nn.SyncBatchNorm):
-                module.__class__ = _ActOnHost if hasattr(module, "act") else _OnHost
+                module.__class__ = _ActOnHost if hasattr(module, "act") else _OnHost  # type: ignore[assignment]
     return converted
 
 
-class _OnHost(torch.nn.SyncBatchNorm):
+class _OnHost(torch.nn.modules.batchnorm._BatchNorm):  # not a SyncBatchNorm, which DDP refuses on a CPU
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return torch.nn.functional.batch_norm(

@@ -6,20 +6,18 @@ comes first, at every start: from the first real step on the layout is always th
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket  # the public name has no type
 from torch.nn.parallel import DistributedDataParallel
 
 from fortyfold.parallel.strategies import Network, Parts, Strategy
 
-_HOOKS: dict[str, Callable[..., Any]] = {
-    "bf16": default_hooks.bf16_compress_hook,
-    "fp16": default_hooks.fp16_compress_hook,
-}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 # Buffers are each rank's own: in the checkpoint, and averaged for evaluating. The option's name is about to change.
@@ -45,7 +43,7 @@ class AllReduce(Strategy):
             find_unused_parameters=unused,  # DDP then leaves its buckets as they are
         )
         if parts.spec.compress != "none":
-            self._ddp.register_comm_hook(None, _HOOKS[parts.spec.compress])
+            self._ddp.register_comm_hook(_DTYPES[parts.spec.compress], _send_compressed)
         with _rehearsing(parts.model, device):
             self._ddp(sample).sum().backward()
 
@@ -55,6 +53,18 @@ class AllReduce(Strategy):
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last else self._ddp.no_sync()
+
+
+def _send_compressed(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The mean of a bucket's gradients, which travel as `dtype`. (torch's own hook for bf16 is for GPUs only.)"""
+    gradients = bucket.buffer()
+    small = gradients.to(dtype).div_(dist.get_world_size())
+    work = dist.all_reduce(small, async_op=True)
+    assert work is not None
+    arrived: torch.futures.Future[torch.Tensor] = work.get_future().then(
+        lambda future: gradients.copy_(future.value()[0])
+    )
+    return arrived
 
 
 class _Switch(torch.nn.Module):
