@@ -91,6 +91,11 @@ def _scores(t: Training, index: Index) -> tuple[Scores | None, dict[str, Any]]:
         rank_batch=max(1, stretch.global_batch // t.ranks.world.size // stretch.accumulate),
     )
     precise = partial(autocast, job.recipe.precision, job.device)
+
+    def stops() -> bool:
+        t.beat()
+        return t.agreement.stops()
+
     what = f"in an evaluation, with {views.rank_batch} images of {views.px} px at once on {describe(job.device)}"
     with telling(what):
         t.agreement.change_pace()
@@ -98,13 +103,13 @@ def _scores(t: Training, index: Index) -> tuple[Scores | None, dict[str, Any]]:
         if t.learner.strategy.replicates:
             beside["consensus_distance"] = distance(t.learner.model, t.ranks)
         if t.learner.strategy.replicates and strategy.local_scores:
-            alone = Company(Ranks(), t.agreement.stops)  # each its own network, on all images
+            alone = Company(Ranks(), stops)  # each its own network, on all images
             own = evaluate_split(Networks({"": t.learner.model}, precise), t.reader, t.feed, index, views, alone)
             if own is None:
                 return None, {}
             beside["local_top1"] = t.ranks.gather(own[""].top1)
         with as_evaluated(t):
-            together = Company(t.ranks, t.agreement.stops)
+            together = Company(t.ranks, stops)
             networks = Networks(t.learner.networks, precise)
             scores = evaluate_split(networks, t.reader, t.feed, index, views, together)
         t.agreement.change_pace()

@@ -143,7 +143,7 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         if t.agreement.stopping is not None or t.progress.step == timeline.num_steps:
             return
 
-        t.beat()
+        t.begin_step()
         wait_from = time.perf_counter()
         batch = next(batches)
         data_wait = time.perf_counter() - wait_from
