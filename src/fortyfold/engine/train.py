@@ -115,7 +115,7 @@ def _train(t: Training) -> Outcome:
         except (RuntimeError, ValueError, AssertionError, MemoryError) as error:
             if is_out_of_memory(error):
                 stretch = t.job.timeline.at(t.progress.step).stretch
-                raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
+                raise advice(stretch, t.job.model_name, _accumulate(t, stretch), many_ranks=t.ranks.many) from error
             if (
                 isinstance(error, UserError | RunFailed)
                 or is_broken_connection(error)
