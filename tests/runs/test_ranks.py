@@ -23,6 +23,7 @@ TWO_PIECES = {"accumulate": 2, "global_batch": 12, "epochs": 3}  # six steps, to
 OPTIONS: dict[str, dict[str, Any]] = {
     "allreduce": {"ema.decay": 0.9, "model.drop_path_rate": 0.2},
     "allreduce compressed": {"strategy.compress": "bf16", "optim.clip_norm": 0.1, **TWO_PIECES},
+    "allreduce fp16": {"precision.dtype": "fp16", "optim.name": "accumadamw", "optim.lr": 0.001},
     "allreduce synchronised": {"strategy.sync_bn": True, "augment.mixup": 0.5},
     "allreduce reestimated": {"strategy.bn": "reestimate", "strategy.bn_batches": 2},
     "gossip": {"strategy.name": "gossip", "ema.decay": 0.9},

@@ -124,8 +124,9 @@ def as_evaluated(t: Training) -> Iterator[None]:
     learner.strategy.settle()
     with averaged(networks, t.ranks, parameters=learner.strategy.replicates):
         if t.ranks.many and spec.bn == "reestimate":
-            position = t.job.timeline.at(max(t.progress.step - 1, 0))
-            index, shape = t.job.phase_data[position.stretch.phase].train, shape_at(t.job.timeline, t.progress.step - 1)
+            last = max(t.progress.step - 1, 0)
+            position, shape = t.job.timeline.at(last), shape_at(t.job.timeline, last)
+            index = t.job.phase_data[position.stretch.phase].train
             numbers = range(min(spec.bn_batches, shape.num_batches))
             requests = (t.job.sampler.request(index, position.epoch, number, shape) for number in numbers)
             precise = partial(autocast, t.job.recipe.precision, t.job.device)

@@ -16,7 +16,7 @@ from fortyfold.data import order
 from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
-from fortyfold.engine.attempt import build_spec, check_run, open_attempt
+from fortyfold.engine.attempt import build_spec, check_run, open_attempt, require_shared
 from fortyfold.engine.between_steps import evaluate_now, evaluation_due, note_saved, quarantine, save_now
 from fortyfold.engine.device import DeviceBatch, describe
 from fortyfold.engine.journal import Journal, NotFinite
@@ -73,6 +73,7 @@ def train(
             if snapshot is not None and job.is_finished(snapshot.progress):
                 return _finished_already(job, snapshot)
             attempt = ranks.from_first(lambda: open_attempt(run_dir, spec, passed_over))
+            require_shared(run_dir, attempt)
             steps_done = snapshot.progress.step if snapshot else 0
             rank = ranks.world.rank
             with closing(Journal(run_dir, attempt, steps_done, rank)) as journal, journal.noting_failure():
