@@ -297,3 +297,20 @@ def train_tiny(
         Learner.update, Learner.backward = whole, backward  # type: ignore[method-assign]
         accord.PERIOD_SECONDS = period
     return {"finished": outcome.finished, "step": outcome.progress.step, "reason": outcome.reason}
+
+
+def train_by_the_api(ranks: Ranks, out: str, data: str) -> dict[str, Any]:
+    """`fortyfold.train` as a script under torchrun calls it: own network, events heard on rank 0."""
+    import fortyfold
+
+    heard: list[str] = []
+    spec = load_recipe("tiny", {"data.root": data, "data.demo": None, "epochs": 1})
+    outcome = fortyfold.train(spec, out=out, on_event=lambda event: heard.append(event["kind"]))
+    return {"finished": outcome.finished, "heard": heard}
+
+
+def scores(ranks: Ranks, run: str) -> dict[str, list[float]]:
+    from fortyfold.engine.scoring import open_scoring
+
+    found = open_scoring(Path(run), None, None, False).run(lambda done, total: None, True, ranks)
+    return {name: [score.num_images, score.top1, score.loss] for name, score in found.items()}

@@ -114,6 +114,8 @@ def _train_together(
     from fortyfold.spec.events import last_attempt, read_events
 
     job = {
+        "verb": "train",
+        "deadline_seconds": recipe.strategy.deadline_seconds,
         "run": str(run_dir.path.absolute()),
         "recipe": recipe.model_dump(mode="json"),
         "staged": str(staged) if staged else None,
