@@ -25,7 +25,7 @@ def arguments(data: Path, run_dir: RunDir, sinks: str, *more: object) -> list[ob
 
 
 def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
