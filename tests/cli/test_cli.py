@@ -246,7 +246,7 @@ def test_in_a_terminal_there_is_a_bar(tiny_data: Path, tmp_path: Path) -> None:
         captured.extend(data)
         return data
 
-    command = train_tiny(tiny_data, tmp_path / "r", "--epochs", "10")
+    command = train_tiny(tiny_data, tmp_path / "r", "--epochs", "4")
     with open(os.devnull, "w") as quiet, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
         patch.setattr(pty, "STDOUT_FILENO", quiet.fileno())
         patch.setenv("COLUMNS", "120")
@@ -255,4 +255,4 @@ def test_in_a_terminal_there_is_a_bar(tiny_data: Path, tmp_path: Path) -> None:
     text = captured.decode(errors="replace")
     assert os.waitstatus_to_exitcode(status) == 0
     assert "img/s" in text and "left" in text and "━" in text
-    assert "epoch 10/10  top-1" in text
+    assert "epoch 4/4  top-1" in text
