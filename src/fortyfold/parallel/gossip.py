@@ -27,16 +27,6 @@ from fortyfold.parallel.ranks import Ranks, group_ranks
 from fortyfold.topologies import Peer, load_topology
 
 _EACH_BY_ITSELF = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"}
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Adagrad",
-    "Adadelta",
-]  # torch.optim's
 
 
 class Gossip:
