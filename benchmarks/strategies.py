@@ -95,7 +95,7 @@ def report(folder: Path, way: str, seeds: list[int], procs: int, recipe: str) ->
     top1 = [result.top1 for result in results]
     spread = statistics.stdev(top1) if len(top1) > 1 else 0.0
     distances = [result.distance for result in results if result.distance is not None]
-    distance = f"{statistics.mean(distances):.4f}" if distances else "-"
+    distance = f"{statistics.mean(distances):.1e}" if distances else "-"
     sent = sent_bytes(way, results[0].model_bytes, procs) / 1e6
     seconds = statistics.mean(result.seconds for result in results)
     print(

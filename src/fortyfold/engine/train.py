@@ -207,10 +207,15 @@ def _accumulate(t: Training, stretch: Stretch) -> int:
 
 def _wind_up(t: Training) -> Outcome:
     """After the loop: the last save, and the word why it ended."""
-    if t.saver.changed:
-        save_now(t)
-    note_saved(t, t.saver.wait())
-    t.journal.flush(durable=True)
+    with t.excused("saving"):
+        if t.saver.changed:
+            save_now(t)
+        note_saved(t, t.saver.wait())
+        t.journal.flush(durable=True)
+    if t.job.own_model is not None and t.learner.strategy.replicates:
+        t.ranks.mean(
+            [*t.learner.model.parameters(), *t.learner.model.buffers()]
+        )  # what the caller gets is what was saved
     finished, number = t.job.is_finished(t.progress), t.agreement.stopping
     reason = None if finished or number is None else REASONS[number]
     assert finished or reason
