@@ -22,7 +22,7 @@ fix: $(INSTALLED)  ## format, and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)  ## every benchmark; the figures go to benchmarks/README.md by hand
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	failed=0; for script in benchmarks/*.py; do $(BIN)/python $$script || failed=1; done; exit $$failed
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/fortyfold.egg-info src/fortyfold/data/_native*.so

@@ -20,8 +20,9 @@ from fortyfold.engine.precision import try_compiler
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.state_tree import flatten, unflatten
 from fortyfold.models.timm_import import timm
+from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.run_dir import MODEL, RunDir
+from fortyfold.spec.run_dir import MODEL, RunDir, write_json
 
 
 def save(run_dir: RunDir, step: int, learner: Learner) -> Path:
@@ -253,3 +254,14 @@ def test_the_model_file_is_plain_safetensors_by_the_models_own_names(pair: RunDi
 
     path = pair.checkpoints / checkpoint.names(pair)[0] / MODEL
     assert safetensors.torch.load_file(path).keys() == make_model().state_dict().keys()
+
+
+def test_a_writer_that_another_attempt_has_replaced_publishes_nothing(tmp_path: Path) -> None:
+    """Where locks do not work (some network disks), run.json says whose turn it is."""
+    run_dir, learner = RunDir(tmp_path), make_learner(recipe())
+    write_json(run_dir.spec, {"attempt": 1})
+    save(run_dir, 2, learner)
+    write_json(run_dir.spec, {"attempt": 2})
+    with pytest.raises(RunFailed, match=r"^attempt 2 has taken over .*; this one saves nothing any more$"):
+        save(run_dir, 4, learner)
+    assert [path.name for path in run_dir.checkpoints.iterdir()] == ["step-000000002-0001"]

@@ -2,7 +2,7 @@
 
 It imports no torch, so that it starts fast. Acts are words with a colon: "save:3" makes a checkpoint of step 3,
 "raise:text", "user:text", "kill:9" (itself), "hang:" (deaf to SIGTERM), "stop:" (frozen), "obey:" (waits for the stop
-request), "wait:0.3".
+request), "wait:0.3", "meet:" (waits until all ranks are there in this attempt).
 """
 
 import json
@@ -41,14 +41,25 @@ def act(word: str, value: str, run_dir: RunDir) -> None:
             run_dir.stopped.write_bytes(run_dir.stop_request.read_bytes())
         case "wait":
             time.sleep(float(value))
+        case "meet":
+            while len({len(diary.read_text().splitlines()) for diary in diaries(run_dir)}) > 1:
+                time.sleep(0.02)
+
+
+def diaries(run_dir: RunDir) -> list[Path]:
+    """One a rank, with a line an attempt."""
+    paths = [run_dir.path / f"rank-{rank}" for rank in range(int(os.environ["WORLD_SIZE"]))]
+    for path in paths:
+        path.touch()
+    return paths
 
 
 def main() -> None:
     die_with_parent()
     job = json.loads(os.environ["FORTYFOLD_JOB"])
     run_dir = RunDir(Path(job["run"]))
-    diary = run_dir.path / f"rank-{RANK}"  # a line an attempt: the process, the time, its environment
-    attempt = len(diary.read_text().splitlines()) if diary.exists() else 0
+    diary = diaries(run_dir)[RANK]  # a line an attempt: the process, the time, its environment
+    attempt = len(diary.read_text().splitlines())
     with diary.open("a") as file:
         file.write(json.dumps({"process": os.getpid(), "time": time.time(), **os.environ}) + "\n")
     print(f"rank {RANK} prints")

@@ -130,8 +130,9 @@ def test_a_stop_that_another_process_asked_for(run_dir: RunDir, monkeypatch: pyt
 def test_a_request_for_somebody_elses_run_stays(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir.path.mkdir()
     run_dir.stop_request.write_text("{}")
-    with run_dir.hold():
-        play(monkeypatch, run_dir, Ending())
+    for holding in (run_dir.hold, run_dir.hold_launch):
+        with holding(), pytest.raises(UserError, match="is being trained by process"):
+            play(monkeypatch, run_dir, Ending())
         assert run_dir.stop_request.exists()
     play(monkeypatch, run_dir, Ending())
     assert not run_dir.stop_request.exists()

@@ -35,6 +35,12 @@ def test_a_silent_rank_is_lost_and_is_not_blamed_for_standing_still() -> None:
     assert message(seen(), seen(heard_at=0), seen(heard_at=0)).startswith("ranks 1 and 2 were lost")
 
 
+def test_ranks_that_are_lost_together_are_named_together() -> None:
+    """The deadline of one passes a moment before that of the other."""
+    failure = verdict(seen(), seen(heard_at=91), seen(heard_at=89), seen(heard_at=99))
+    assert failure is not None and failure.ranks == (1, 2)
+
+
 def test_one_that_never_came() -> None:
     late = EXCUSED * DEADLINE + 1
     fresh = seen(heard_at=late, moved_at=late)

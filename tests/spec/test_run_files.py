@@ -152,6 +152,19 @@ def test_a_second_holder_is_refused_and_the_lock_dies_with_its_holder(tmp_path: 
         assert run_dir.is_locked()
 
 
+def test_a_command_holds_a_run_beside_the_process_that_trains(tmp_path: Path) -> None:
+    """Between two attempts of its ranks, too."""
+    run_dir = RunDir(tmp_path / "run")
+    with run_dir.hold_launch():
+        run_dir.refuse_foreign()
+        with run_dir.hold():
+            assert run_dir.is_locked()
+        assert run_dir.is_locked()
+        with pytest.raises(UserError, match="is being trained by process"), run_dir.hold_launch():
+            pass
+    assert not run_dir.is_locked()
+
+
 def test_a_reader_that_looks_does_not_keep_a_trainer_out(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.lock.touch()

@@ -16,6 +16,7 @@ from fortyfold.spec.run_dir import MODEL, RunDir
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fortyfold.spec.events import Event
     from fortyfold.spec.stop import StopFlag
 
 STOPPED = 75
@@ -95,7 +96,8 @@ def _train_here(
     calm_openmp()
     from fortyfold.engine.train import train as train_run
 
-    outcome = train_run(recipe, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
+    with run_dir.hold_launch():
+        outcome = train_run(recipe, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
     progress = outcome.progress
     return _Ended(progress.step, progress.elapsed_seconds, outcome.reason, bool(progress.step), outcome.already)
 
@@ -112,6 +114,7 @@ def _train_together(
     """Several ranks, each in a process of its own; this one only looks after them."""
     from fortyfold.launch.local import run_local
     from fortyfold.spec.events import last_attempt, read_events
+    from fortyfold.spec.stop import read_request
 
     job = {
         "verb": "train",
@@ -124,11 +127,12 @@ def _train_together(
     before = last_attempt(read_events(run_dir.events()))
     ended = run_local(run_dir, job, num_ranks, stop, say=say)
     events = read_events(run_dir.events())
-    last = events[-1]
+    last: Event = events[-1] if events else {"kind": "nothing began"}
     if last["kind"] == "finished":
         return _Ended(last["step"], last["elapsed_seconds"], already=last_attempt(events) == before)
     names = run_dir.checkpoint_names()
     step = int(names[0].split("-")[1]) if names else 0
+    stop.ask_if(read_request(run_dir))  # another process may have asked
     reason = last["reason"] if last["kind"] == "stopped" else f"{stop.reason}; {ended.unsaved}"
     return _Ended(step, 0.0, reason, saved=bool(names))
 

@@ -139,7 +139,7 @@ def set_aside(run_dir: RunDir) -> Path | None:
     """For --fresh: move a run that nobody holds out of the way; gives its new place."""
     if not run_dir.exists:
         return None
-    with run_dir.hold():
+    with run_dir.hold_launch(), run_dir.hold():
         here = run_dir.path.resolve()
         aside = here.with_name(f"{here.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         if aside.exists():

@@ -52,9 +52,17 @@ def run_local(
     """Run `procs` workers (`python -m module`, the job in FORTYFOLD_JOB) until the run ends; no process is left.
 
     A requested stop is passed on as a file; the workers then save and exit by themselves. Raises UserError and
-    RunFailed as the worker did, and RunFailed when starting again has no point.
+    RunFailed as the worker did, and RunFailed when starting again has no point. The run is held all the time: between
+    two attempts nobody else takes it over, and a request to stop it is never meant for somebody else's ranks.
     """
-    _forget_stop_request(run_dir)
+    with run_dir.hold_launch():
+        _forget_stop_request(run_dir)
+        return _run(run_dir, job, procs, stop, module, say)
+
+
+def _run(
+    run_dir: RunDir, job: dict[str, Any], procs: int, stop: StopFlag, module: str, say: Callable[[str], object]
+) -> Ended:
     environment = worker_environment(job, procs)
     forward = _Forward(run_dir, stop)
     idle, furthest = 0, _saved_steps(run_dir)
@@ -89,9 +97,8 @@ class _Forward:
 
 
 def _forget_stop_request(run_dir: RunDir) -> None:
-    """An old request is for an old attempt; that of a run which somebody else trains now is not ours to remove."""
-    run_dir.path.mkdir(parents=True, exist_ok=True)
-    if not run_dir.is_locked():
+    """An old request is for an old attempt. A UserError if somebody trains who needs no launcher; his request stays."""
+    with run_dir.hold():
         run_dir.stop_request.unlink(missing_ok=True)
 
 

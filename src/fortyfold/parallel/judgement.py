@@ -2,7 +2,8 @@
 
 Three rules, in this order:
 
-1. A rank whose signs have stopped coming for the deadline is lost: killed, stopped, or cut off.
+1. A rank whose signs have stopped coming for the deadline is lost: killed, stopped, or cut off. So are those that went
+   silent soon after it: the other ranks of its host, say.
 2. A rank that said that it failed has taken the others with it, if they have not noticed some seconds later.
 3. Of the ranks that are furthest behind, one that has not moved for the deadline does not get on. Those further ahead
    only wait for it. One that is not armed (starting, saving…) is excused for EXCUSED times as long, and so are those
@@ -96,9 +97,9 @@ def failed_ranks(own: int, sightings: Sightings) -> dict[int, str]:
 
 
 def _silent(own: int, sightings: Sightings, now: float, deadline: float) -> Failure | None:
-    lost = silent_ranks(own, sightings, now, deadline, EXCUSED * deadline)
-    if not lost:
+    if not silent_ranks(own, sightings, now, deadline, EXCUSED * deadline):
         return None
+    lost = silent_ranks(own, sightings, now, deadline / 2, EXCUSED * deadline)  # those that were lost with it, too
     sign = sightings[lost[0]].sign
     why = f"no sign of life for {deadline:g} s{_where(sign)}" if sign else f"not seen in {EXCUSED * deadline:g} s"
     return Failure(own, "lost", f"{name_ranks(lost)} {_were(lost)} lost: {why}", tuple(lost))

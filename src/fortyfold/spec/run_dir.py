@@ -11,6 +11,7 @@
     points.csv, tensorboard/, wandb/  what the sinks wrote, of those that were attached
     sinks/csv.log, csv.lock       what a sink said when training started it; held by the process that writes it
     lock                          held (flock) by the process that trains; it dies with its holder
+    launcher.lock                 the same, by the command that trains, between the attempts of several ranks too
 
 A run is one such directory. Everything that concerns it is in there, and nothing in it is pickled.
 """
@@ -23,7 +24,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,10 @@ class RunDir:
     def lock(self) -> Path:
         return self.path / "lock"
 
+    @property
+    def launcher_lock(self) -> Path:
+        return self.path / "launcher.lock"
+
     def steps(self, rank: int = 0) -> Path:
         return self.path / f"steps-{rank:05d}.bin"
 
@@ -127,7 +132,7 @@ class RunDir:
 
     def refuse_foreign(self) -> None:
         """A UserError for a folder that holds something, but no run and nothing that a run begins with."""
-        beginnings = {self.lock.name, self.stop_request.name, self.rank_log(0).parent.name}
+        beginnings = {self.lock.name, self.launcher_lock.name, self.stop_request.name, self.rank_log(0).parent.name}
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() and not self.exists else []
         foreign = [name for name in names if name not in beginnings and not name.startswith(f".{self.spec.name}")]
         if foreign:
@@ -146,20 +151,8 @@ class RunDir:
         return spec
 
     def is_locked(self) -> bool:
-        """Whether a process is training in here now."""
-        try:
-            descriptor = os.open(self.lock, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # no locks on this file system: nobody can hold one
-            return False
-        finally:
-            os.close(descriptor)
-        return False
+        """Whether a process is training in here now, or will start the ranks that do again."""
+        return _is_locked(self.lock) or _is_locked(self.launcher_lock)
 
     def read_attempt(self) -> int | None:
         """The number of the attempt that began last; None where run.json says none."""
@@ -169,11 +162,18 @@ class RunDir:
             return None
         return attempt if isinstance(attempt, int) else None
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
+    def hold(self) -> AbstractContextManager[None]:
         """Hold the run for this process; a second holder is refused. Makes the directory when needed."""
+        return self._hold(self.lock)
+
+    def hold_launch(self) -> AbstractContextManager[None]:
+        """Hold it for this command, whichever processes train in it for a while."""
+        return self._hold(self.launcher_lock)
+
+    @contextmanager
+    def _hold(self, lock: Path) -> Iterator[None]:
         try:
-            descriptor = self._take()
+            descriptor = self._take(lock)
         except OSError as error:
             raise UserError(
                 f"cannot lock the run directory {self.path}: {error.strerror}; choose another --out"
@@ -186,15 +186,15 @@ class RunDir:
         finally:
             os.close(descriptor)
 
-    def _take(self) -> int:
+    def _take(self, lock: Path) -> int:
         """A descriptor of the locked lock file."""
         deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
         while True:
             self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_still(descriptor):
+                if _is_still(lock, descriptor):
                     return descriptor
             except BlockingIOError:
                 if time.monotonic() > deadline:
@@ -209,12 +209,29 @@ class RunDir:
             os.close(descriptor)
             time.sleep(0.02)
 
-    def _is_still(self, descriptor: int) -> bool:
-        """Whether the lock is this run's still: --fresh may have moved the folder away meanwhile."""
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.lock.stat())
-        except FileNotFoundError:
-            return False
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks on this file system: nobody can hold one
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _is_still(lock: Path, descriptor: int) -> bool:
+    """Whether the lock is this run's still: --fresh may have moved the folder away meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), lock.stat())
+    except FileNotFoundError:
+        return False
 
 
 def write_atomically(path: Path, data: bytes) -> None:
