@@ -31,8 +31,8 @@ WAYS = {
     "gossip-exponential": ("strategy.name=gossip", "strategy.topology=exponential"),
     "gossip-alternating_exp_ring": ("strategy.name=gossip", "strategy.topology=alternating_exp_ring"),
     "gossip-matching": ("strategy.name=gossip", "strategy.topology=matching"),
-    "localsgd": ("strategy.name=localsgd",),
-    "localsgd-nesterov": ("strategy.name=localsgd", "strategy.outer=nesterov"),
+    "localsgd-2": ("strategy.name=localsgd", "strategy.sync_every=2"),
+    "localsgd-8": ("strategy.name=localsgd", "strategy.sync_every=8"),
 }
 
 
@@ -66,8 +66,8 @@ def sent_bytes(way: str, model_bytes: int, procs: int) -> float:
         "gossip-complete": procs - 1,
         "gossip-ring": min(2, procs - 1),
         "gossip-alternating_exp_ring": procs - 1,  # one node: complete
-        "localsgd": ring / 8,
-        "localsgd-nesterov": ring / 8,
+        "localsgd-2": ring / 2,
+        "localsgd-8": ring / 8,
     }
     return model_bytes * factors.get(way, 1.0)
 
