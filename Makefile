@@ -9,7 +9,7 @@ demo: $(INSTALLED)  ## install, make the embedded data set, train on it, evaluat
 	$(BIN)/fortyfold train smoke
 
 test: $(INSTALLED)  ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

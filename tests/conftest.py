@@ -23,6 +23,13 @@ settings.load_profile("steady")
 TINY = DemoSpec(classes=4, images=300, width=48, height=48, seed=0)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests file by file, the long files are to be begun first."""
+    if hasattr(config, "workerinput"):
+        long = ("tests/test_docs.py", "tests/runs/")
+        items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in long])
+
+
 def skip_or_fail(name: str, why: str) -> None:
     """Skip for want of `name`, unless FORTYFOLD_REQUIRE says that it must be there."""
     if name in os.environ.get("FORTYFOLD_REQUIRE", "").split(","):

@@ -297,3 +297,53 @@ def train_tiny(
         Learner.update, Learner.backward = whole, backward  # type: ignore[method-assign]
         accord.PERIOD_SECONDS = period
     return {"finished": outcome.finished, "step": outcome.progress.step, "reason": outcome.reason}
+
+
+def train_by_the_api(ranks: Ranks, out: str, data: str) -> dict[str, Any]:
+    """`fortyfold.train` as a script under torchrun calls it: own network, events heard on rank 0."""
+    import fortyfold
+
+    heard: list[str] = []
+    spec = load_recipe("tiny", {"data.root": data, "data.demo": None, "epochs": 1})
+    outcome = fortyfold.train(spec, out=out, on_event=lambda event: heard.append(event["kind"]))
+    return {"finished": outcome.finished, "heard": heard}
+
+
+def scores(ranks: Ranks, run: str) -> dict[str, list[float]]:
+    from fortyfold.engine.scoring import open_scoring
+
+    found = open_scoring(Path(run), None, None, False).run(lambda done, total: None, True, ranks)
+    return {name: [score.num_images, score.top1, score.loss] for name, score in found.items()}
+
+
+def learner_gossip(ranks: Ranks, changes: dict[str, Any], accumulate: int = 1) -> dict[str, bool]:
+    """A learner that gossips on a ring against learners that know nothing of each other, mixed by hand."""
+    alone = [Learner(network(), recipe(**changes)) for _ in range(ranks.world.size)]
+    strategy = {"name": "gossip", "topology": "ring", "bucket_mb": 0.01}
+    together = Learner(network(), recipe(**changes, strategy=strategy), ranks)
+    peers = load_topology("ring")
+
+    def batch(rank: int, step: int) -> DeviceBatch:
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        images = torch.randn(6, 3, 8, 8, generator=generator).to(memory_format=torch.channels_last)
+        return DeviceBatch(images, torch.randint(0, 4, (6,), generator=generator), torch.ones(6))
+
+    for step in range(5):
+        together.backward(batch(ranks.world.rank, step), 0.05, accumulate)
+        together.update(step + 1)
+        before = [[parameter.detach().clone() for parameter in one.model.parameters()] for one in alone]
+        for rank, one in enumerate(alone):
+            one.backward(batch(rank, step), 0.05, accumulate)
+            met = peers(rank, ranks.world, step)
+            with torch.no_grad():
+                for number, parameter in enumerate(one.model.parameters()):
+                    parameter.mul_(1 - sum(peer.weight for peer in met))
+                    for peer in met:
+                        parameter.add_(before[peer.receive_from][number], alpha=peer.weight)
+            one.update(step + 1)
+    expected = alone[ranks.world.rank]
+    pairs = {name: (network, expected.networks[name]) for name, network in together.networks.items()}
+    return {
+        name or "model": all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+        for name, (one, other) in pairs.items()
+    }

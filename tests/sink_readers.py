@@ -3,6 +3,7 @@
 import csv
 import json
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,23 @@ def read_wandb(run_dir: RunDir) -> Rows:
 
 
 def read_wandb_records(run_dir: RunDir) -> list[Any]:
-    """The records of an offline run's file: a 7-byte header, then LevelDB's log format, each a protobuf."""
+    """The records of an offline run's file: a 7-byte header, then LevelDB's log format, each a protobuf.
+
+    wandb's service writes it, and on a busy machine is not done with it when the run is; the last record is `exit`.
+    """
     from wandb.proto import wandb_internal_pb2
 
     (path,) = run_dir.wandb.glob("offline-run-*/*.wandb")
-    return [wandb_internal_pb2.Record.FromString(data) for data in _log_records(path)]
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            records = [wandb_internal_pb2.Record.FromString(data) for data in _log_records(path)]
+        except struct.error:  # half a record
+            records = []
+        if any(record.HasField("exit") for record in records):
+            return records
+        assert time.monotonic() < deadline, f"{path} is not finished"
+        time.sleep(0.05)
 
 
 def _log_records(path: Path) -> list[bytes]:

@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm import warm_program
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,8 +19,8 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def run(command: list[str], folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def run(command: list[str], folder: Path, *programs: Path) -> str:
+    path = os.pathsep.join(map(str, [*programs, Path(sys.executable).parent, os.environ["PATH"]]))
     done = subprocess.run(command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -27,6 +29,13 @@ def run(command: list[str], folder: Path) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("reader")
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the program `fortyfold`, quickly started."""
+    with warm_program(tmp_path_factory.mktemp("warm")) as programs:
+        yield programs
 
 
 def test_the_demo_reaches_95_per_cent(folder: Path) -> None:
@@ -39,12 +48,12 @@ def test_the_demo_reaches_95_per_cent(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_commands_work(page: Path, folder: Path) -> None:
+def test_the_commands_work(page: Path, folder: Path, warm: Path) -> None:
     for text in blocks(page, "toml"):
         (folder / f"{page.stem.replace('recipes', 'phases')}.toml").write_text(text, encoding="utf-8")
     for text in blocks(page, "sh"):
         if text.strip() not in BY_CI | {"make demo"}:
-            run(["bash", "-euc", text], folder)
+            run(["bash", "-euc", text], folder, warm)
     for text in blocks(page, "python"):
         assert run([sys.executable, "-W", "error", "-c", text], folder)
 

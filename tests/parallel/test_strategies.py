@@ -61,3 +61,25 @@ def test_the_gradient_of_unequal_shares_is_that_of_the_batch(
     assert max(apart) < most and len(set(apart)) == 1
     if "compress" in arguments:
         assert min(apart) > 1e-5  # it was compressed
+
+
+@pytest.mark.parametrize(
+    ("changes", "accumulate"),
+    [
+        ({"optim": {"lr": 0.05, "weight_decay": 0.1}, "ema": {"decay": 0.9}}, 1),
+        ({"optim": {"lr": 0.05, "clip_norm": 0.1, "decay_by_name": {"0.*": 0.3}}}, 2),  # by the replica's own norm
+        ({"optim": {"lr": 0.05, "clip_value": 0.01}}, 1),
+        ({"optim": {"name": "accumadamw", "lr": 0.05, "weight_decay": 0.1}}, 1),
+        ({"optim": {"name": "lamb", "lr": 0.05}}, 1),  # looks at all parameters at once
+        ({"optim": {"name": "lookahead_sgd", "lr": 0.05}}, 1),
+        ({"optim": {"lr": 0.05}, "precision": {"dtype": "bf16"}}, 2),
+        ({"optim": {"lr": 0.05}, "precision": {"dtype": "fp16"}}, 1),
+    ],
+    ids=str,
+)
+def test_a_learner_gossips_with_every_option(
+    three_ranks: RankPool, changes: dict[str, object], accumulate: int
+) -> None:
+    for answer in three_ranks.run("learner_gossip", changes=changes, accumulate=accumulate):
+        assert all(answer.values()), answer
+        assert ("ema_" in answer) == ("ema" in changes)

@@ -87,12 +87,12 @@ OPTIONS["everything"] = EVERYTHING
 
 
 ON_A_CPU_NOTHING = {"nothing", "tf32", "deterministic"}
-CASES = [
-    (name, dtype)
-    for name, changes in OPTIONS.items()
-    for dtype in ("fp32", "bf16")
-    if dtype == "fp32" or "precision.dtype" not in changes
-]
+IN_BF16 = [  # what autocast meets: layers, losses, gradients, states; not schedules, groups or what the readers do
+    "nothing", "channels first", "dropout", "blur-pool", "adamw", "accumadamw", "lookahead_lamb", "muon", "accumulate",
+    "clip_norm", "ema", "mixup", "cutmix of pairs", "erase", "bce with threshold", "label_smoothing", "phases",
+    "everything",
+]  # fmt: skip
+CASES = [*((name, "fp32") for name in OPTIONS), *((name, "bf16") for name in IN_BF16)]
 
 
 class Killed(BaseException):

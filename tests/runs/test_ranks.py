@@ -23,6 +23,7 @@ TWO_PIECES = {"accumulate": 2, "global_batch": 12, "epochs": 3}  # six steps, to
 OPTIONS: dict[str, dict[str, Any]] = {
     "allreduce": {"ema.decay": 0.9, "model.drop_path_rate": 0.2},
     "allreduce compressed": {"strategy.compress": "bf16", "optim.clip_norm": 0.1, **TWO_PIECES},
+    "allreduce fp16": {"precision.dtype": "fp16", "optim.name": "accumadamw", "optim.lr": 0.001},
     "allreduce synchronised": {"strategy.sync_bn": True, "augment.mixup": 0.5},
     "allreduce reestimated": {"strategy.bn": "reestimate", "strategy.bn_batches": 2},
     "gossip": {"strategy.name": "gossip", "ema.decay": 0.9},
@@ -170,3 +171,35 @@ def test_unreadable_images_of_all_ranks_count(three_ranks: RankPool, tiny_data: 
     assert read_merged_steps(run_dir)["images"].sum() == 2 * 241
     evaluated = events_of(run_dir, "evaluated")[-1]
     assert (evaluated["num_images"], len(evaluated["unreadable"])) == (48, 2)
+
+
+def test_the_python_api_joins_the_ranks(two_ranks: RankPool, tiny_data: Path, tmp_path: Path) -> None:
+    first, second = two_ranks.run("train_by_the_api", out=str(tmp_path / "run"), data=str(tiny_data))
+    assert first["finished"] and second["finished"]
+    assert first["heard"][-1] == "finished" and second["heard"] == []
+    assert events_of(RunDir(tmp_path / "run"), "started")[0]["ranks"] == 2
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_scores_do_not_depend_on_the_number_of_ranks(
+    two_ranks: RankPool, three_ranks: RankPool, tiny_data: Path, tmp_path: Path, num_ranks: int
+) -> None:
+    """On fixed weights; sizes that do not divide, rectangles and mirror images too."""
+    changes = NORM_FREE | {
+        "epochs": 1,
+        "model.name": "test_resnet",
+        "model.arguments": {},
+        "evaluate.rectangular": True,
+    }
+    run_dir = three_ranks_alone(tiny_data, tmp_path / "run", changes)
+    pool = two_ranks if num_ranks == 2 else three_ranks
+    answers = pool.run("scores", run=str(run_dir.path))
+    assert all(answer == answers[0] for answer in answers)
+    from fortyfold.engine.scoring import open_scoring
+
+    alone = open_scoring(run_dir.path, None, None, False).run(lambda done, total: None, flip=True)
+    assert answers[0].keys() == alone.keys()
+    for name, score in alone.items():
+        assert answers[0][name][:2] == [score.num_images, score.top1]
+        if "rect" not in name:  # whose crops depend on the batch
+            assert answers[0][name][2] == pytest.approx(score.loss, rel=1e-5)

@@ -16,6 +16,7 @@ from fortyfold.engine.attempt import set_aside
 from fortyfold.engine.setup import Own
 from fortyfold.engine.train import Outcome
 from fortyfold.engine.train import train as train_run
+from fortyfold.parallel.ranks import Ranks, joined
 from fortyfold.sinks import require_sinks
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
@@ -49,6 +50,7 @@ def train(
     `out` is the run directory, by default runs/NAME. The same call goes on after a stop or a kill; `fresh` moves what
     is there aside. `on_event` is called, in another thread, with each event as docs/guides/run-directory.md lists
     them. In the main thread Ctrl-C and SIGTERM stop the run after its step: it is saved, and `finished` is False.
+    Started by torchrun, each rank calls this, and all train together; events and sinks are rank 0's.
     Bad input is a UserError, a run that cannot go on a RunFailed, each with one line to read.
     """
     chosen = load_recipe(str(recipe)) if isinstance(recipe, str | Path) else recipe
@@ -57,15 +59,16 @@ def train(
     require_sinks(chosen.log.sinks)
     run_dir = RunDir(Path(out) if out else Path("runs") / chosen.name)
     own = Own(model, *_open_data(train_data, val_data, num_classes))
-    staged = _prepare(chosen) if own.train is None else None
-    if fresh:
-        set_aside(run_dir)
-    with (
-        StopFlag().listening() as stop,
-        attached(run_dir, chosen.log.sinks, stop),
-        listening(run_dir, on_event),
-    ):
-        return train_run(chosen, run_dir, stop, sys.argv, staged, own=own, auto_accumulate=auto_accumulate)
+    with StopFlag().listening() as stop, joined(chosen.seed) as ranks:
+        if ranks.many and auto_accumulate:
+            raise UserError("auto_accumulate is for one rank; set accumulate in the recipe")
+        staged = _prepare(chosen, ranks) if own.train is None else None
+        ranks.from_first(lambda: str(set_aside(run_dir)) if fresh else None)
+        sinks, hears = (chosen.log.sinks, on_event) if ranks.first else ((), None)
+        with attached(run_dir, sinks, stop), listening(run_dir, hears):
+            return train_run(
+                chosen, run_dir, stop, sys.argv, staged, own=own, auto_accumulate=auto_accumulate, ranks=ranks
+            )
 
 
 def _open_data(
@@ -83,10 +86,18 @@ def _open_data(
     return train, open_own(val_data, "val_data", len(train.classes), counted_by="train_data has")
 
 
-def _prepare(recipe: Recipe) -> Path | None:
-    """Make the demo data if the recipe wants it, stage if it wants that; gives the staged copy's place."""
-    if demo := wanted_demo(recipe.data):
+def _prepare(recipe: Recipe, ranks: Ranks) -> Path | None:
+    """Make the demo data if the recipe wants it, stage if it wants that; gives the staged copy's place.
+
+    Of several ranks the first of all makes the data, and the first on each node stages it.
+    """
+    if (demo := wanted_demo(recipe.data)) and ranks.first:
         make_demo(Path(recipe.data.root), demo, num_workers=1)  # processes would import the caller's script again
+    ranks.gather(None)
     if recipe.data.stage is None:
         return None
-    return stage(Path(recipe.data.root), scratch_folder(recipe.data.stage), STREAMS, lambda done, total: None).root
+    root, scratch = Path(recipe.data.root), scratch_folder(recipe.data.stage)
+    if ranks.world.rank == ranks.world.node[0]:
+        stage(root, scratch, STREAMS, lambda done, total: None)
+    ranks.gather(None)
+    return stage(root, scratch, STREAMS, lambda done, total: None).root  # what is there is only looked at

@@ -1,4 +1,4 @@
-"""One rank of a run: what torchrun starts on every node. The job is in FORTYFOLD_JOB (launch/environment.py).
+"""One rank of several: what torchrun starts on every node. The job is in FORTYFOLD_JOB (launch/environment.py).
 
 What it has to say goes to the run directory. However it ends, its last word reaches the launcher, and the other ranks:
 an error of its own, or whose end it noticed.
@@ -8,6 +8,9 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +20,27 @@ from fortyfold.parallel.ranks import is_broken_connection, joined, world_from_en
 from fortyfold.spec.failure import name_ranks
 from fortyfold.spec.parent import die_with_parent
 from fortyfold.spec.recipe_file import parse_recipe
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, write_json
 from fortyfold.spec.stop import StopFlag, read_request
 
 _PATIENCE_SECONDS = 10.0  # for who is to blame
+_REPORT_SECONDS = 0.5
+
+Job = dict[str, Any]
 
 
 def main() -> None:
     die_with_parent()
     stop = StopFlag().listen()  # before anything takes long
-    job = json.loads(os.environ["FORTYFOLD_JOB"])
+    job: Job = json.loads(os.environ["FORTYFOLD_JOB"])
     run_dir, world = RunDir(Path(job["run"])), world_from_environment()
     _write_to(run_dir.rank_log(world.rank))
-    recipe = parse_recipe(job["recipe"], source="the launcher")
-    pulse = Pulse.from_environment(world, recipe.strategy.deadline_seconds)
+    pulse = Pulse.from_environment(world, job["deadline_seconds"])
     if world.rank == 0:
         pulse.check_requests = lambda: stop.ask_if(read_request(run_dir))
     pulse.start()
     try:
-        _train(job, recipe, run_dir, stop, pulse)
+        _VERBS[job["verb"]](job, run_dir, stop, pulse)
     except BaseException as error:
         _last_word(error, pulse)
         sys.stderr.flush()
@@ -43,12 +48,43 @@ def main() -> None:
     pulse.close()
 
 
-def _train(job: dict[str, Any], recipe: Any, run_dir: RunDir, stop: StopFlag, pulse: Pulse) -> None:
+def _train(job: Job, run_dir: RunDir, stop: StopFlag, pulse: Pulse) -> None:
     from fortyfold.engine.train import train
 
+    recipe = parse_recipe(job["recipe"], source="the launcher")
     staged = Path(job["staged"]) if job["staged"] else None
     with joined(recipe.seed) as ranks:
         train(recipe, run_dir, stop, job["command"], staged, ranks=ranks, pulse=pulse)
+
+
+def _evaluate(job: Job, folder: RunDir, stop: StopFlag, pulse: Pulse) -> None:
+    """Rank 0 writes the scores to `folder`, and now and then how far it is."""
+    from fortyfold.engine.scoring import open_scoring
+
+    data = Path(job["data"]) if job["data"] else None
+    with joined() as ranks:
+        scoring = open_scoring(Path(job["target"]), data, job["px"], job["best"])
+        scores = scoring.run(_reporter(folder, ranks.first, pulse), job["flip"], ranks)
+        if ranks.first:
+            about = {"checkpoint": str(scoring.checkpoint), "folder": str(scoring.index.folder), "px": scoring.px}
+            names = {sample: scoring.index.relative_path(sample) for sample, _ in scores[""].unreadable}
+            result = {"scores": {name: asdict(score) for name, score in scores.items()}, "names": names}
+            write_json(folder.scores, about | result)
+
+
+def _reporter(folder: RunDir, first: bool, pulse: Pulse) -> Callable[[int, int], None]:
+    told = [0.0]
+
+    def tell(done: int, total: int) -> None:
+        pulse.beat(done)
+        if first and time.monotonic() - told[0] > _REPORT_SECONDS:
+            told[0] = time.monotonic()
+            write_json(folder.scores_progress, [done, total])
+
+    return tell
+
+
+_VERBS: dict[str, Callable[[Job, RunDir, StopFlag, Pulse], None]] = {"train": _train, "evaluate": _evaluate}
 
 
 def _last_word(error: BaseException, pulse: Pulse) -> None:

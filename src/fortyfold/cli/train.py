@@ -117,6 +117,8 @@ def _train_together(
     from fortyfold.spec.stop import read_request
 
     job = {
+        "verb": "train",
+        "deadline_seconds": recipe.strategy.deadline_seconds,
         "run": str(run_dir.path.absolute()),
         "recipe": recipe.model_dump(mode="json"),
         "staged": str(staged) if staged else None,

@@ -26,6 +26,7 @@ from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
 
 RUN_FORMAT = 4
+_SHARED_SECONDS = 60.0
 PACKAGES = ("fortyfold", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 
 
@@ -81,6 +82,18 @@ def open_attempt(run_dir: RunDir, spec: dict[str, Any], damaged: Iterable[str]) 
     write_json(run_dir.spec, {**spec, "attempt": attempt})
     run_dir.stopped.unlink(missing_ok=True)
     return attempt
+
+
+def require_shared(run_dir: RunDir, attempt: int) -> None:
+    """Every rank must see what rank 0 wrote just now. Network disks may take some seconds to show it."""
+    deadline = time.monotonic() + _SHARED_SECONDS
+    while run_dir.read_attempt() != attempt:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{platform.node()} does not see in {run_dir.path} what rank 0 writes there; with ranks on several "
+                "hosts the run directory must be on a disk that they share (--out)"
+            )
+        time.sleep(0.1)
 
 
 def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any], recipe: Recipe) -> None:

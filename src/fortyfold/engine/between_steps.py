@@ -91,6 +91,11 @@ def _scores(t: Training, index: Index) -> tuple[Scores | None, dict[str, Any]]:
         rank_batch=max(1, stretch.global_batch // t.ranks.world.size // stretch.accumulate),
     )
     precise = partial(autocast, job.recipe.precision, job.device)
+
+    def stops() -> bool:
+        t.beat()
+        return t.agreement.stops()
+
     what = f"in an evaluation, with {views.rank_batch} images of {views.px} px at once on {describe(job.device)}"
     with telling(what):
         t.agreement.change_pace()
@@ -98,13 +103,13 @@ def _scores(t: Training, index: Index) -> tuple[Scores | None, dict[str, Any]]:
         if t.learner.strategy.replicates:
             beside["consensus_distance"] = distance(t.learner.model, t.ranks)
         if t.learner.strategy.replicates and strategy.local_scores:
-            alone = Company(Ranks(), t.agreement.stops)  # each its own network, on all images
+            alone = Company(Ranks(), stops)  # each its own network, on all images
             own = evaluate_split(Networks({"": t.learner.model}, precise), t.reader, t.feed, index, views, alone)
             if own is None:
                 return None, {}
             beside["local_top1"] = t.ranks.gather(own[""].top1)
         with as_evaluated(t):
-            together = Company(t.ranks, t.agreement.stops)
+            together = Company(t.ranks, stops)
             networks = Networks(t.learner.networks, precise)
             scores = evaluate_split(networks, t.reader, t.feed, index, views, together)
         t.agreement.change_pace()
@@ -119,8 +124,9 @@ def as_evaluated(t: Training) -> Iterator[None]:
     learner.strategy.settle()
     with averaged(networks, t.ranks, parameters=learner.strategy.replicates):
         if t.ranks.many and spec.bn == "reestimate":
-            position = t.job.timeline.at(max(t.progress.step - 1, 0))
-            index, shape = t.job.phase_data[position.stretch.phase].train, shape_at(t.job.timeline, t.progress.step - 1)
+            last = max(t.progress.step - 1, 0)
+            position, shape = t.job.timeline.at(last), shape_at(t.job.timeline, last)
+            index = t.job.phase_data[position.stretch.phase].train
             numbers = range(min(spec.bn_batches, shape.num_batches))
             requests = (t.job.sampler.request(index, position.epoch, number, shape) for number in numbers)
             precise = partial(autocast, t.job.recipe.precision, t.job.device)

@@ -44,7 +44,9 @@ def remember(learner: Learner) -> Callable[[], None]:
     return put_back
 
 
-def advice(stretch: Stretch, model: str, accumulate: int, *, halved: bool = False) -> RunFailed:
+def advice(
+    stretch: Stretch, model: str, accumulate: int, *, halved: bool = False, many_ranks: bool = False
+) -> RunFailed:
     """One line: where, with how much, and what to try; `halved` when micro-batches cannot get any smaller."""
     pieces = f"{accumulate} micro-batch{'es' if accumulate > 1 else ''} a rank"
     where = (
@@ -54,8 +56,9 @@ def advice(stretch: Stretch, model: str, accumulate: int, *, halved: bool = Fals
         return RunFailed(
             f'{where}, even in {pieces}; start anew with precision.dtype = "bf16", or a smaller px or model'
         )
+    alone = "" if many_ranks else "try --auto-accumulate, which goes on from the last checkpoint; or "
     return RunFailed(
-        f"{where}, in {pieces}; try --auto-accumulate, which goes on from the last checkpoint; or start anew with "
+        f"{where}, in {pieces}; {alone}start anew with "
         f'accumulate = {2 * accumulate}, precision.dtype = "bf16", or a smaller px'
     )
 

@@ -15,13 +15,14 @@ from fortyfold.data.own import open_own
 from fortyfold.data.splits import find_split, open_folder
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import Feeder, choose_device, describe, open_reader
-from fortyfold.engine.evaluate import Networks, Scores, Views, evaluate_split
+from fortyfold.engine.evaluate import Company, Networks, Scores, Views, evaluate_split
 from fortyfold.engine.memory import telling
 from fortyfold.engine.precision import autocast, numerics
 from fortyfold.engine.setup import open_eval_copy
 from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
+from fortyfold.parallel.ranks import Ranks
 from fortyfold.spec.errors import UserError
-from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.recipe import Phase, Recipe
 from fortyfold.spec.recipe_file import parse_recipe
 from fortyfold.spec.run_dir import RunDir
 
@@ -35,9 +36,10 @@ class Scoring:
     networks: Networks
     device: torch.device
 
-    def run(self, report: Callable[[int, int], None], flip: bool = False) -> Scores:
+    def run(self, report: Callable[[int, int], None], flip: bool = False, ranks: Ranks | None = None) -> Scores:
         """Evaluate, with mirror images too if `flip` or the recipe wants that; `report` hears how many images are
-        done, of how many."""
+        done, of how many. With several `ranks` each calls this, and looks at a share of the images."""
+        ranks = ranks or Ranks()
         feed = Feeder(self.device, self.recipe.data, self.recipe.model.channels_last)
         phase = self.recipe.all_phases()[-1]
         views = Views(
@@ -45,14 +47,19 @@ class Scoring:
             crop_ratio=self.recipe.evaluate.crop_ratio,
             rectangular=bool(phase.rectangular),
             flip=flip or self.recipe.evaluate.flip,
-            rank_batch=max(1, (phase.global_batch or phase.rank_batch or 1) // (phase.accumulate or 1)),
+            rank_batch=self._rank_batch(phase, ranks.world.size),
         )
-        reader = open_reader(self.recipe.data, self.device, [self.index.storage])
+        reader = open_reader(self.recipe.data, self.device, [self.index.storage], len(ranks.world.node))
         what = f"with {views.rank_batch} images of {self.px} px at once on {describe(self.device)}"
         with numerics(self.recipe.precision), telling(what):
-            scores = evaluate_split(self.networks, reader, feed, self.index, views, report=report)
+            scores = evaluate_split(self.networks, reader, feed, self.index, views, Company(ranks), report)
         assert scores is not None
         return scores
+
+    @staticmethod
+    def _rank_batch(phase: Phase, num_ranks: int) -> int:
+        share = (phase.global_batch or 1) // num_ranks if phase.rank_batch is None else phase.rank_batch
+        return max(1, share // (phase.accumulate or 1))
 
 
 def open_scoring(

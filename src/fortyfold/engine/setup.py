@@ -126,15 +126,18 @@ class Training:
         return self.job.ranks
 
     def beat(self) -> None:
-        """Tell the other ranks that this one gets on; all do at the same points of a step. In the first steps of a
-        phase, which may compile or read a cold disk, a rank may stand still for longer."""
-        if self.pulse is None:
-            return
-        phase = self.job.timeline.at(self.progress.step).stretch.phase
-        if phase != self.steady_from[0]:
-            self.steady_from = phase, self.progress.step + _STEADY_STEPS
-        self.pulse.beat(self.progress.step)
-        self.pulse.arm(self.progress.step >= self.steady_from[1])
+        """Tell the other ranks that this one gets on; all do at the same points of a step."""
+        if self.pulse is not None:
+            self.pulse.beat(self.progress.step)
+
+    def begin_step(self) -> None:
+        """In the first steps of a phase, which may compile or read a cold disk, a rank may stand still for longer."""
+        self.beat()
+        if self.pulse is not None:
+            phase = self.job.timeline.at(self.progress.step).stretch.phase
+            if phase != self.steady_from[0]:
+                self.steady_from = phase, self.progress.step + _STEADY_STEPS
+            self.pulse.arm(self.progress.step >= self.steady_from[1])
 
     def excused(self, what: str) -> AbstractContextManager[None]:
         """What is done inside may take long."""

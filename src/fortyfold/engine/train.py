@@ -16,7 +16,7 @@ from fortyfold.data import order
 from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
-from fortyfold.engine.attempt import build_spec, check_run, open_attempt
+from fortyfold.engine.attempt import build_spec, check_run, open_attempt, require_shared
 from fortyfold.engine.between_steps import evaluate_now, evaluation_due, note_saved, quarantine, save_now
 from fortyfold.engine.device import DeviceBatch, describe
 from fortyfold.engine.journal import Journal, NotFinite
@@ -73,6 +73,7 @@ def train(
             if snapshot is not None and job.is_finished(snapshot.progress):
                 return _finished_already(job, snapshot)
             attempt = ranks.from_first(lambda: open_attempt(run_dir, spec, passed_over))
+            require_shared(run_dir, attempt)
             steps_done = snapshot.progress.step if snapshot else 0
             rank = ranks.world.rank
             with closing(Journal(run_dir, attempt, steps_done, rank)) as journal, journal.noting_failure():
@@ -115,7 +116,7 @@ def _train(t: Training) -> Outcome:
         except (RuntimeError, ValueError, AssertionError, MemoryError) as error:
             if is_out_of_memory(error):
                 stretch = t.job.timeline.at(t.progress.step).stretch
-                raise advice(stretch, t.job.model_name, _accumulate(t, stretch)) from error
+                raise advice(stretch, t.job.model_name, _accumulate(t, stretch), many_ranks=t.ranks.many) from error
             if (
                 isinstance(error, UserError | RunFailed)
                 or is_broken_connection(error)
@@ -143,7 +144,7 @@ def run_steps(t: Training, batches: Iterator[Batch]) -> None:
         if t.agreement.stopping is not None or t.progress.step == timeline.num_steps:
             return
 
-        t.beat()
+        t.begin_step()
         wait_from = time.perf_counter()
         batch = next(batches)
         data_wait = time.perf_counter() - wait_from
@@ -206,10 +207,15 @@ def _accumulate(t: Training, stretch: Stretch) -> int:
 
 def _wind_up(t: Training) -> Outcome:
     """After the loop: the last save, and the word why it ended."""
-    if t.saver.changed:
-        save_now(t)
-    note_saved(t, t.saver.wait())
-    t.journal.flush(durable=True)
+    with t.excused("saving"):
+        if t.saver.changed:
+            save_now(t)
+        note_saved(t, t.saver.wait())
+        t.journal.flush(durable=True)
+    if t.job.own_model is not None and t.learner.strategy.replicates:
+        t.ranks.mean(
+            [*t.learner.model.parameters(), *t.learner.model.buffers()]
+        )  # what the caller gets is what was saved
     finished, number = t.job.is_finished(t.progress), t.agreement.stopping
     reason = None if finished or number is None else REASONS[number]
     assert finished or reason

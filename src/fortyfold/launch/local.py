@@ -33,6 +33,13 @@ class Ended:
     """Asked to stop, ranks failed instead of saving: how, in a line. An earlier checkpoint holds."""
 
 
+def run_once(folder: RunDir, job: dict[str, Any], procs: int, attend: Callable[[], None]) -> None:
+    """Run workers for work that is done in one go; a failure is an error, and nothing is tried again."""
+    ending = run_attempt(WORKER, procs, worker_environment(job, procs), attend)
+    if ending != Ending():
+        raise RunFailed(_require_hope(folder, ending, idle=1, stopping=False))
+
+
 def run_local(
     run_dir: RunDir,
     job: dict[str, Any],

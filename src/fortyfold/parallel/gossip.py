@@ -26,17 +26,7 @@ from fortyfold.parallel.buckets import Bucket, Part, make_buckets
 from fortyfold.parallel.ranks import Ranks, group_ranks
 from fortyfold.topologies import Peer, load_topology
 
-_EACH_BY_ITSELF = (
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Adagrad",
-    "Adadelta",
-)  # torch.optim's
+_EACH_BY_ITSELF = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"}
 
 
 class Gossip:

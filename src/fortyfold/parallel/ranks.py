@@ -108,8 +108,13 @@ def world_from_environment() -> World:
 def joined(seed: int = 0) -> Iterator[Ranks]:
     """Meet the other ranks that torchrun started, if there are any; part with them at the end.
 
-    On a GPU gradients go by NCCL; what is said besides goes by Gloo, which the GPU need not know of.
+    On a GPU gradients go by NCCL; what is said besides goes by Gloo, which the GPU need not know of. Where somebody has
+    made a process group already, that is used, and left.
     """
+    if dist.is_initialized():
+        ranks = group_ranks()
+        yield Ranks(replace(ranks.world, seed=seed))
+        return
     world = replace(world_from_environment(), seed=seed)
     if world.size == 1:
         yield Ranks(world)
@@ -119,8 +124,7 @@ def joined(seed: int = 0) -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, timeout=BACKSTOP)
-    nodes = Counter(Ranks(world).gather(int(os.environ.get("GROUP_RANK", "0"))))
-    yield Ranks(replace(world, node_sizes=tuple(nodes[node] for node in sorted(nodes))))
+    yield Ranks(replace(group_ranks().world, seed=seed))
     dist.destroy_process_group()  # not after an error: it may wait for ranks that are gone
 
 

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -19,7 +20,7 @@ def require(package: str, name: str) -> None:
     """A wrong name is an error that lists the right ones; the module is not imported."""
     valid = names(package)
     if name not in valid:
-        kind = package.rpartition(".")[2].removesuffix("s").replace("topologie", "topology")
+        kind = re.sub(r"(ie)?s$", lambda end: "y" if end[1] else "", package.rpartition(".")[2])
         raise UserError(f"no {kind} {name!r}; there are: {', '.join(valid)}{nearest(name, valid)}")
 
 

@@ -61,6 +61,15 @@ class RunDir:
         return self.path / "logs" / f"rank-{rank:05d}.log"
 
     @property
+    def scores(self) -> Path:
+        """Where ranks that evaluate leave what they found, in a folder that is there for the time being."""
+        return self.path / "scores.json"
+
+    @property
+    def scores_progress(self) -> Path:
+        return self.path / "scores-progress.json"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.csv"
 
