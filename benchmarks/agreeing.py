@@ -44,7 +44,7 @@ def bf16_hook(state: None, bucket: GradBucket) -> torch.futures.Future[torch.Ten
 
 def gossip(model: torch.nn.Module, topology: str) -> Step:
     optimizer = sgd(model.parameters())
-    return _wrapped(model, optimizer, Gossip(model, optimizer, topology=topology).step)
+    return _wrapped(model, optimizer, Gossip(model, optimizer, topology=topology, in_backward=True).step)
 
 
 def localsgd(model: torch.nn.Module) -> Step:

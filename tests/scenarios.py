@@ -114,7 +114,7 @@ def _plain_gossip(ranks: Ranks, topology: str, accumulate: int, steps: int) -> t
 
 def a_second_backward(ranks: Ranks) -> str:
     model = network()
-    wrapped = Gossip(model, sgd(model), ranks=ranks, bucket_mb=0.02)
+    wrapped = Gossip(model, sgd(model), ranks=ranks, bucket_mb=0.02, in_backward=True)
     loss_of(model, 0, 0).backward()
     wrapped.step()
     loss_of(model, 0, 1).backward()
@@ -141,16 +141,16 @@ def schedules_and_restarts(ranks: Ranks) -> bool:
             schedule.step()
 
     calm = parts()
-    run(*calm, Gossip(*calm[:2], ranks=ranks, bucket_mb=0.02), 0, 6)
+    run(*calm, Gossip(*calm[:2], ranks=ranks, bucket_mb=0.02, in_backward=True), 0, 6)
     one = parts()
-    wrapped = Gossip(*one[:2], ranks=ranks, bucket_mb=0.02)
+    wrapped = Gossip(*one[:2], ranks=ranks, bucket_mb=0.02, in_backward=True)
     run(*one, wrapped, 0, 3)
     wrapped.settle()
     saved = [part.state_dict() for part in (*one, wrapped)]
     other = parts()
     for part, state in zip(other, saved, strict=False):
         part.load_state_dict(state)
-    again = Gossip(*other[:2], ranks=ranks, bucket_mb=0.02, same_start=False)
+    again = Gossip(*other[:2], ranks=ranks, bucket_mb=0.02, same_start=False, in_backward=True)
     again.load_state_dict(saved[3])
     run(*other, again, 3, 6)
     return all(torch.equal(*pair) for pair in zip(calm[0].parameters(), other[0].parameters(), strict=True))

@@ -32,7 +32,7 @@ def test_every_image_counts_once(tiny_data: Path, num_ranks: int, rectangular: b
     recipe, index = load_recipe("tiny"), open_split(tiny_data, "val")
     torch.manual_seed(0)
     networks = Networks({"": build_model(recipe.model, 4).eval()})
-    views = Views(px=32, crop_ratio=0.875, rectangular=rectangular, flip=False, rank_batch=4)
+    views = Views(px=32, crop_ratio=0.875, rectangular=rectangular, flip=False, rank_batch=4, global_batch=16)
     feed = Feeder(torch.device("cpu"), recipe.data, channels_last=True)
     parts: list[Evaluation] = []
     for rank in range(num_ranks):
@@ -45,5 +45,6 @@ def test_every_image_counts_once(tiny_data: Path, num_ranks: int, rectangular: b
     expected = whole["rect_" if rectangular else ""]
     assert sum(part.num_images for part in parts) == expected.num_images == 50
     right = sum(part.top1 * part.num_images for part in parts)
-    if not rectangular:  # whose crops depend on the batch
-        assert right / 50 == pytest.approx(expected.top1)
+    assert right / 50 == pytest.approx(expected.top1)
+    loss = sum(part.loss * part.num_images for part in parts)
+    assert loss / 50 == pytest.approx(expected.loss, rel=1e-5)

@@ -1,6 +1,9 @@
 """`fortyfold.train`: what the command does, for scripts and notebooks, with own models and data."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,6 +19,7 @@ from fortyfold.engine.attempt import set_aside
 from fortyfold.engine.setup import Own
 from fortyfold.engine.train import Outcome
 from fortyfold.engine.train import train as train_run
+from fortyfold.parallel.pulse import Pulse
 from fortyfold.parallel.ranks import Ranks, joined
 from fortyfold.sinks import require_sinks
 from fortyfold.spec.errors import UserError
@@ -59,7 +63,7 @@ def train(
     require_sinks(chosen.log.sinks)
     run_dir = RunDir(Path(out) if out else Path("runs") / chosen.name)
     own = Own(model, *_open_data(train_data, val_data, num_classes))
-    with StopFlag().listening() as stop, joined(chosen.seed) as ranks:
+    with StopFlag().listening() as stop, joined(chosen.seed) as ranks, _pulsing(chosen, ranks) as pulse:
         if ranks.many and auto_accumulate:
             raise UserError("auto_accumulate is for one rank; set accumulate in the recipe")
         staged = _prepare(chosen, ranks) if own.train is None else None
@@ -67,8 +71,22 @@ def train(
         sinks, hears = (chosen.log.sinks, on_event) if ranks.first else ((), None)
         with attached(run_dir, sinks, stop), listening(run_dir, hears):
             return train_run(
-                chosen, run_dir, stop, sys.argv, staged, own=own, auto_accumulate=auto_accumulate, ranks=ranks
-            )
+                chosen, run_dir, stop, sys.argv, staged, own=own, auto_accumulate=auto_accumulate, ranks=ranks,
+                pulse=pulse,
+            )  # fmt: skip
+
+
+@contextmanager
+def _pulsing(recipe: Recipe, ranks: Ranks) -> Iterator[Pulse | None]:
+    """Under torchrun a rank that is lost ends the others, by the recipe's deadline."""
+    if not ranks.many or "MASTER_ADDR" not in os.environ:
+        yield None
+        return
+    pulse = Pulse.from_environment(ranks.world, recipe.strategy.deadline_seconds).start()
+    try:
+        yield pulse
+    finally:
+        pulse.close()
 
 
 def _open_data(

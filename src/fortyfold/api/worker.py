@@ -21,7 +21,7 @@ from fortyfold.spec.failure import name_ranks
 from fortyfold.spec.parent import die_with_parent
 from fortyfold.spec.recipe_file import parse_recipe
 from fortyfold.spec.run_dir import RunDir, write_json
-from fortyfold.spec.stop import StopFlag, read_request
+from fortyfold.spec.stop import REASONS, StopFlag, read_request
 
 _PATIENCE_SECONDS = 10.0  # for who is to blame
 _REPORT_SECONDS = 0.5
@@ -31,16 +31,12 @@ Job = dict[str, Any]
 
 def main() -> None:
     die_with_parent()
-    stop = StopFlag().listen()  # before anything takes long
     job: Job = json.loads(os.environ["FORTYFOLD_JOB"])
     run_dir, world = RunDir(Path(job["run"])), world_from_environment()
     _write_to(run_dir.rank_log(world.rank))
     pulse = Pulse.from_environment(world, job["deadline_seconds"])
-    if world.rank == 0:
-        pulse.check_requests = lambda: stop.ask_if(read_request(run_dir))
-    pulse.start()
     try:
-        _VERBS[job["verb"]](job, run_dir, stop, pulse)
+        _VERBS[job["verb"]](job, run_dir, pulse)
     except BaseException as error:
         _last_word(error, pulse)
         sys.stderr.flush()
@@ -48,7 +44,11 @@ def main() -> None:
     pulse.close()
 
 
-def _train(job: Job, run_dir: RunDir, stop: StopFlag, pulse: Pulse) -> None:
+def _train(job: Job, run_dir: RunDir, pulse: Pulse) -> None:
+    stop = StopFlag().listen()  # before anything takes long
+    if world_from_environment().rank == 0:
+        pulse.check_requests = lambda: stop.ask_if(read_request(run_dir))
+    pulse.start()
     from fortyfold.engine.train import train
 
     recipe = parse_recipe(job["recipe"], source="the launcher")
@@ -57,13 +57,17 @@ def _train(job: Job, run_dir: RunDir, stop: StopFlag, pulse: Pulse) -> None:
         train(recipe, run_dir, stop, job["command"], staged, ranks=ranks, pulse=pulse)
 
 
-def _evaluate(job: Job, folder: RunDir, stop: StopFlag, pulse: Pulse) -> None:
+def _evaluate(job: Job, folder: RunDir, pulse: Pulse) -> None:
     """Rank 0 writes the scores to `folder`, and now and then how far it is."""
-    from fortyfold.engine.scoring import open_scoring
+    for number in REASONS:
+        signal.signal(number, signal.SIG_DFL)
+    pulse.start()
+    from fortyfold.engine.scoring import find_checkpoint, open_scoring
 
     data = Path(job["data"]) if job["data"] else None
     with joined() as ranks:
-        scoring = open_scoring(Path(job["target"]), data, job["px"], job["best"])
+        path = ranks.from_first(lambda: str(find_checkpoint(Path(job["target"]), job["best"])[1]))
+        scoring = open_scoring(Path(path), data, job["px"], best=False)
         scores = scoring.run(_reporter(folder, ranks.first, pulse), job["flip"], ranks)
         if ranks.first:
             about = {"checkpoint": str(scoring.checkpoint), "folder": str(scoring.index.folder), "px": scoring.px}
@@ -84,7 +88,7 @@ def _reporter(folder: RunDir, first: bool, pulse: Pulse) -> Callable[[int, int],
     return tell
 
 
-_VERBS: dict[str, Callable[[Job, RunDir, StopFlag, Pulse], None]] = {"train": _train, "evaluate": _evaluate}
+_VERBS: dict[str, Callable[[Job, RunDir, Pulse], None]] = {"train": _train, "evaluate": _evaluate}
 
 
 def _last_word(error: BaseException, pulse: Pulse) -> None:

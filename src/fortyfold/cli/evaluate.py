@@ -72,7 +72,7 @@ def _evaluate_together(
             with suppress(OSError, ValueError):
                 report(*json.loads(folder.scores_progress.read_text(encoding="utf-8")))
 
-        run_once(folder, job, num_ranks, attend)
+        run_once(job, num_ranks, attend)
         found: dict[str, Any] = json.loads(folder.scores.read_text(encoding="utf-8"))
     print(f"evaluated {found['checkpoint']} on {found['folder']} at {found['px']} px, on {num_ranks} ranks")
     scores = {name: Evaluation(**score) for name, score in found["scores"].items()}

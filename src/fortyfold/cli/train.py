@@ -130,11 +130,10 @@ def _train_together(
     last: Event = events[-1] if events else {"kind": "nothing began"}
     if last["kind"] == "finished":
         return _Ended(last["step"], last["elapsed_seconds"], already=last_attempt(events) == before)
-    names = run_dir.checkpoint_names()
-    step = int(names[0].split("-")[1]) if names else 0
+    step = run_dir.saved_steps()
     stop.ask_if(read_request(run_dir))  # another process may have asked
     reason = last["reason"] if last["kind"] == "stopped" else f"{stop.reason}; {ended.unsaved}"
-    return _Ended(step, 0.0, reason, saved=bool(names))
+    return _Ended(step or 0, 0.0, reason, saved=step is not None)
 
 
 class _Stop(Exception):

@@ -180,14 +180,17 @@ def eval_requests(
 
 
 def rectangular_requests(
-    index: Index, sizes: Sizes, px: int, crop_ratio: float, rank_batch: int, world: World | None = None
+    index: Index, sizes: Sizes, px: int, crop_ratio: float, global_batch: int, world: World | None = None
 ) -> Iterator[Request]:
-    """Every image once, sorted by aspect ratio, each batch cropped to its own mean ratio; shorter side `px`."""
+    """Every image once, sorted by aspect ratio, each global batch cropped to its own mean ratio; shorter side `px`.
+    With several ranks, this one's share of each batch: an image's rectangle does not depend on their number."""
     by_ratio = np.argsort(sizes[:, 0] / sizes[:, 1], kind="stable")
-    for ids in _rank_batches(by_ratio, rank_batch, world or World()):
-        width, height = augment.rectangle(sizes[ids], px)
+    for batch in _rank_batches(by_ratio, global_batch, World()):
+        ids = batch[order.cut(len(batch), world.rank, world.size)] if world else batch
+        width, height = augment.rectangle(sizes[batch], px)
         crops = partial(augment.rectangular_crops, width=width, height=height, px=px, crop_ratio=crop_ratio)
-        yield _eval_request(index, ids, width, height, crops)
+        if len(ids):
+            yield _eval_request(index, ids, width, height, crops)
 
 
 def fewest_eval_batches(num_samples: int, rank_batch: int, world: World) -> int:

@@ -18,6 +18,7 @@ from fortyfold.data.index import Index
 from fortyfold.engine import checkpoint
 from fortyfold.engine.device import decoder_name
 from fortyfold.engine.setup import Job
+from fortyfold.parallel.ranks import Ranks
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import FREE_KEYS, Recipe
@@ -78,10 +79,26 @@ def check_run(run_dir: RunDir, spec: dict[str, Any], recipe: Recipe) -> None:
 def open_attempt(run_dir: RunDir, spec: dict[str, Any], damaged: Iterable[str]) -> int:
     """Write run.json; gives the attempt's number. The run must be held, and checked."""
     checkpoint.retire(run_dir, damaged)
-    attempt = last_attempt(read_events(run_dir.events())) + 1
+    attempt = max(last_attempt(read_events(run_dir.events())), run_dir.read_attempt() or 0) + 1
     write_json(run_dir.spec, {**spec, "attempt": attempt})
     run_dir.stopped.unlink(missing_ok=True)
     return attempt
+
+
+def require_same(first: dict[str, Any], own: dict[str, Any], ranks: Ranks) -> None:
+    """Every rank must train the same on the same images: a UserError on all that names what differs, and where."""
+    differing = [key for key in ("recipe", "data", "model", "decoder") if _known(first[key]) != _known(own[key])]
+    told = [f"{key} of rank {rank} ({host})" for rank, (keys, host) in
+            enumerate(ranks.gather([differing, platform.node()])) for key in keys]  # fmt: skip
+    if told:
+        raise UserError(f"ranks are not alike: the {', the '.join(told[:4])} differs from rank 0's")
+
+
+def _known(value: Any) -> Any:
+    """As it is after JSON, and wherever the images are."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items() if key not in ("folder", "root", "copies", "stage")}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def require_shared(run_dir: RunDir, attempt: int) -> None:

@@ -89,6 +89,7 @@ def _scores(t: Training, index: Index) -> tuple[Scores | None, dict[str, Any]]:
         rectangular=stretch.rectangular,
         flip=job.recipe.evaluate.flip,
         rank_batch=max(1, stretch.global_batch // t.ranks.world.size // stretch.accumulate),
+        global_batch=max(1, stretch.global_batch // stretch.accumulate),
     )
     precise = partial(autocast, job.recipe.precision, job.device)
 
@@ -101,6 +102,7 @@ def _scores(t: Training, index: Index) -> tuple[Scores | None, dict[str, Any]]:
         t.agreement.change_pace()
         beside: dict[str, Any] = {}
         if t.learner.strategy.replicates:
+            t.learner.strategy.settle()
             beside["consensus_distance"] = distance(t.learner.model, t.ranks)
         if t.learner.strategy.replicates and strategy.local_scores:
             alone = Company(Ranks(), stops)  # each its own network, on all images

@@ -177,14 +177,19 @@ def names(run_dir: RunDir) -> list[str]:
     return run_dir.checkpoint_names()
 
 
-def read_newest(run_dir: RunDir, ranks: Ranks | None = None) -> tuple[Snapshot | None, dict[str, str]]:
-    """The newest checkpoint that is whole for all ranks, and why each newer one was passed over, by name."""
+def read_newest(
+    run_dir: RunDir, ranks: Ranks | None = None, *, training: bool = True
+) -> tuple[Snapshot | None, dict[str, str]]:
+    """The newest checkpoint that is whole for all ranks, and why each newer one was passed over, by name.
+
+    Without `training`, it is enough that the networks are.
+    """
     ranks = ranks or Ranks()
     passed_over: dict[str, str] = {}
     for name in ranks.from_first(lambda: names(run_dir)):
         snapshot, problem = None, None
         try:
-            snapshot = read(run_dir.checkpoints / name, ranks.world.rank, ranks.world.size)
+            snapshot = read(run_dir.checkpoints / name, ranks.world.rank, ranks.world.size, training=training)
         except Damaged as error:
             problem = str(error)
         problems = [problem for problem in ranks.gather(problem) if problem]

@@ -92,6 +92,8 @@ class Views:
     rectangular: bool
     flip: bool
     rank_batch: int
+    global_batch: int
+    """Rectangles are those of so many images of like aspect ratio."""
 
 
 def evaluate_split(
@@ -109,17 +111,27 @@ def evaluate_split(
     """
     company = company or Company()
     world = company.ranks.world
-    shape = views.px, views.crop_ratio, views.rank_batch, world
-    passes = {"": eval_requests(index, *shape)}
+    passes = {"": eval_requests(index, views.px, views.crop_ratio, views.rank_batch, world)}
     if views.rectangular:
+        shape = views.px, views.crop_ratio, views.global_batch, world
         passes["rect_"] = rectangular_requests(index, reader.sizes(index), *shape)
     scores: Scores = {}
+    # All ranks have so many batches: of a batch of rectangles each has its share.
     num_asked = fewest_eval_batches(len(index), views.rank_batch, world)
+    num_groups = -(-len(index) // views.global_batch)
+    asked = {"": num_asked, "rect_": num_groups if len(index) // num_groups >= world.size else 0}
     num_images = len(range(len(index))[order.cut(len(index), world.rank, world.size)])
     for number, (kind, requests) in enumerate(passes.items()):
         with closing(reader.stream(requests)) as batches:
             watched = _reported(batches, number * num_images, len(passes) * num_images, report)
-            found = evaluate(networks, feed.ahead(watched), feed, company, views.flip and not kind, num_asked)
+            found = evaluate(
+                networks,
+                feed.ahead(watched),
+                feed,
+                company,
+                views.flip and not kind,
+                asked[kind],
+            )
         if found is None:
             return None
         scores |= {f"{name}{kind}": result for name, result in found.items()}

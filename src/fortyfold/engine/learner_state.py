@@ -86,12 +86,12 @@ def seed_generators(seed: int, rank: int, step: int) -> None:
 
 def _networks_state(learner: Learner, whole: bool) -> Tensors:
     """The networks' own tensors: all, or those that differ between ranks although the weights do not."""
-    return {
-        f"{_folder(name)}/{key}": tensor
-        for name, network in learner.networks.items()
-        for key, tensor in network.state_dict().items()
-        if whole or key not in dict(network.named_parameters())
-    }
+    own = {}
+    for name, network in learner.networks.items():
+        shared = set() if whole else {key for key, _ in network.named_parameters(remove_duplicate=False)}
+        state = network.state_dict()
+        own.update({f"{_folder(name)}/{key}": tensor for key, tensor in state.items() if key not in shared})
+    return own
 
 
 def _own_network(snapshot: Snapshot, name: str, same: bool) -> Tensors:

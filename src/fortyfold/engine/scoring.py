@@ -22,7 +22,7 @@ from fortyfold.engine.setup import open_eval_copy
 from fortyfold.models.build import build_model, check_fits, name_model, prepare_model
 from fortyfold.parallel.ranks import Ranks
 from fortyfold.spec.errors import UserError
-from fortyfold.spec.recipe import Phase, Recipe
+from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import parse_recipe
 from fortyfold.spec.run_dir import RunDir
 
@@ -42,12 +42,15 @@ class Scoring:
         ranks = ranks or Ranks()
         feed = Feeder(self.device, self.recipe.data, self.recipe.model.channels_last)
         phase = self.recipe.all_phases()[-1]
+        places = phase.global_batch or (phase.rank_batch or 1) * ranks.world.size
+        global_batch = max(1, places // (phase.accumulate or 1))
         views = Views(
             px=self.px,
             crop_ratio=self.recipe.evaluate.crop_ratio,
             rectangular=bool(phase.rectangular),
             flip=flip or self.recipe.evaluate.flip,
-            rank_batch=self._rank_batch(phase, ranks.world.size),
+            rank_batch=max(1, global_batch // ranks.world.size),
+            global_batch=global_batch,
         )
         reader = open_reader(self.recipe.data, self.device, [self.index.storage], len(ranks.world.node))
         what = f"with {views.rank_batch} images of {self.px} px at once on {describe(self.device)}"
@@ -55,11 +58,6 @@ class Scoring:
             scores = evaluate_split(self.networks, reader, feed, self.index, views, Company(ranks), report)
         assert scores is not None
         return scores
-
-    @staticmethod
-    def _rank_batch(phase: Phase, num_ranks: int) -> int:
-        share = (phase.global_batch or 1) // num_ranks if phase.rank_batch is None else phase.rank_batch
-        return max(1, share // (phase.accumulate or 1))
 
 
 def open_scoring(
@@ -69,7 +67,7 @@ def open_scoring(
 
     `own_model` is needed for a run that was trained with one.
     """
-    run_dir, path = _find_checkpoint(target, best)
+    run_dir, path = find_checkpoint(target, best)
     spec = run_dir.read_spec()
     recipe = parse_recipe(spec["recipe"], source=str(run_dir.spec))
     try:
@@ -112,12 +110,13 @@ def _build(run_dir: RunDir, recipe: Recipe, num_classes: int, own: torch.nn.Modu
     return build_model(recipe.model, num_classes)
 
 
-def _find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
+def find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
+    """The run behind `target`, and its newest (or best) checkpoint, or the one that `target` is."""
     if (target / checkpoint.MANIFEST).exists():
         return RunDir(target.resolve().parent.parent), target
     run_dir = RunDir(target)
     run_dir.read_spec()
-    snapshot, passed_over = checkpoint.read_newest(run_dir)
+    snapshot, passed_over = checkpoint.read_newest(run_dir, training=False)
     if snapshot is None:
         why = "".join(f"; {name}: {reason}" for name, reason in passed_over.items())
         raise UserError(f"{target} has no whole checkpoint{why}")

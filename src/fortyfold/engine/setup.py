@@ -159,16 +159,21 @@ def open_job(
     plugin.require("fortyfold.topologies", recipe.strategy.topology)
     train, val = _open_data(recipe, staged, own)
     timeline = build_timeline(recipe, len(train), ranks.world)
-    _require_a_place_a_rank(timeline, len(train), recipe.data.tail, ranks.world.size)
+    _require_a_place_a_rank(timeline, len(train), recipe, ranks.world.size)
     phase_data = tuple(_open_phase(recipe, stretch, train, val) for stretch in timeline.stretches)
     require_shards(recipe.data.shuffle, [data.train for data in phase_data])
     labelled = with_classes(val, train.classes) if val else None
     return Job(recipe, timeline, train, labelled, phase_data, run_dir, choose_device(), ranks, own.model)
 
 
-def _require_a_place_a_rank(timeline: Timeline, num_images: int, tail: str, num_ranks: int) -> None:
+def _require_a_place_a_rank(timeline: Timeline, num_images: int, recipe: Recipe, num_ranks: int) -> None:
     for stretch in timeline.stretches:
-        smallest = stretch.global_batch if tail == "drop" else num_images // stretch.steps_per_epoch
+        smallest = stretch.global_batch if recipe.data.tail == "drop" else num_images // stretch.steps_per_epoch
+        if num_ranks > 1 and recipe.strategy.sync_bn and smallest // num_ranks < stretch.accumulate:
+            raise UserError(
+                f"phase {stretch.phase} cuts shares of {smallest // num_ranks} images into {stretch.accumulate}; "
+                "with strategy.sync_bn every rank needs an image in each: use a smaller accumulate, or fewer ranks"
+            )
         if smallest < num_ranks:
             raise UserError(
                 f"phase {stretch.phase} has batches of {smallest} images (of {num_images} in all), fewer than the "
@@ -226,7 +231,7 @@ def set_up(
     started = time.perf_counter()
     learner = _build_learner(job, journal, fresh=snapshot is None)
     progress = _go_on(job, journal, learner, snapshot) if snapshot else Progress()
-    _forget_lost_best(job.run_dir, progress)
+    _forget_lost_best(job, progress)
     if job.recipe.precision.compile:
         _compile(learner, job, journal, progress.step)
     if job.ranks.first:  # the others' is in it
@@ -287,9 +292,10 @@ def _compile(learner: Learner, job: Job, journal: Journal, step: int) -> None:
         journal.event("noted", step, message=f"torch.compile does not work here ({problem}); going on without it")
 
 
-def _forget_lost_best(run_dir: RunDir, progress: Progress) -> None:
+def _forget_lost_best(job: Job, progress: Progress) -> None:
     """After falling back from a damaged checkpoint, the best one may be gone."""
-    if progress.best_checkpoint and progress.best_checkpoint not in checkpoint.names(run_dir):
+    there = job.ranks.from_first(lambda: checkpoint.names(job.run_dir))  # one look at the disk, for all ranks
+    if progress.best_checkpoint and progress.best_checkpoint not in there:
         progress.best_top1 = progress.best_checkpoint = None
 
 

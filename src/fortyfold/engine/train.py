@@ -16,8 +16,8 @@ from fortyfold.data import order
 from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
 from fortyfold.engine import checkpoint
-from fortyfold.engine.attempt import build_spec, check_run, open_attempt, require_shared
-from fortyfold.engine.between_steps import evaluate_now, evaluation_due, note_saved, quarantine, save_now
+from fortyfold.engine.attempt import build_spec, check_run, open_attempt, require_same, require_shared
+from fortyfold.engine.between_steps import as_evaluated, evaluate_now, evaluation_due, note_saved, quarantine, save_now
 from fortyfold.engine.device import DeviceBatch, describe
 from fortyfold.engine.journal import Journal, NotFinite
 from fortyfold.engine.memory import advice, is_out_of_memory, remember, telling
@@ -69,6 +69,7 @@ def train(
     with run_dir.hold() if ranks.first else nullcontext():
         try:
             spec = ranks.from_first(lambda: _open_run(job, command))
+            require_same(spec, build_spec(job, command), ranks)
             snapshot, passed_over = checkpoint.read_newest(run_dir, ranks)
             if snapshot is not None and job.is_finished(snapshot.progress):
                 return _finished_already(job, snapshot)
@@ -212,10 +213,10 @@ def _wind_up(t: Training) -> Outcome:
             save_now(t)
         note_saved(t, t.saver.wait())
         t.journal.flush(durable=True)
-    if t.job.own_model is not None and t.learner.strategy.replicates:
-        t.ranks.mean(
-            [*t.learner.model.parameters(), *t.learner.model.buffers()]
-        )  # what the caller gets is what was saved
+    if t.job.own_model is not None and t.ranks.many:  # what the caller gets is what was saved
+        with as_evaluated(t):
+            saved = {key: tensor.clone() for key, tensor in t.learner.model.state_dict().items()}
+        t.learner.model.load_state_dict(saved)
     finished, number = t.job.is_finished(t.progress), t.agreement.stopping
     reason = None if finished or number is None else REASONS[number]
     assert finished or reason

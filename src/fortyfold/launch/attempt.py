@@ -7,6 +7,7 @@ workers die with torchrun, as torchrun does with this process.
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from fortyfold.spec.failure import Ending, signal_name
 POLL_SECONDS = 0.1
 TERMINATE_SECONDS = 8.0  # torchrun gives its workers 5
 PORT_TRIES = 5
+END = signal.SIGUSR2  # as parallel/torchrun.py has it
 
 _Process = subprocess.Popen[bytes]
 
@@ -62,7 +64,7 @@ def _torchrun(module: str, procs: int, port: int, environment: Mapping[str, str]
 def _end(process: _Process) -> None:
     try:
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(END)
             process.wait(TERMINATE_SECONDS)
     except subprocess.TimeoutExpired:
         pass

@@ -33,11 +33,11 @@ class Ended:
     """Asked to stop, ranks failed instead of saving: how, in a line. An earlier checkpoint holds."""
 
 
-def run_once(folder: RunDir, job: dict[str, Any], procs: int, attend: Callable[[], None]) -> None:
+def run_once(job: dict[str, Any], procs: int, attend: Callable[[], None]) -> None:
     """Run workers for work that is done in one go; a failure is an error, and nothing is tried again."""
     ending = run_attempt(WORKER, procs, worker_environment(job, procs), attend)
     if ending != Ending():
-        raise RunFailed(_require_hope(folder, ending, idle=1, stopping=False))
+        raise RunFailed(_require_hope(None, ending, idle=1, stopping=False))
 
 
 def run_local(
@@ -65,19 +65,20 @@ def _run(
 ) -> Ended:
     environment = worker_environment(job, procs)
     forward = _Forward(run_dir, stop)
-    idle, furthest = 0, _saved_steps(run_dir)
+    idle, furthest = 0, run_dir.saved_steps()
     for count in range(1, sys.maxsize):
         ending = run_attempt(module, procs, environment, forward)
         if ending == Ending():
             return Ended(count)
-        saved = _saved_steps(run_dir)
-        idle, furthest = (0, saved) if saved > furthest else (idle + 1, furthest)
+        saved = run_dir.saved_steps()
+        got_on = saved is not None and (furthest is None or saved > furthest)
+        idle, furthest = (0, saved) if got_on else (idle + 1, furthest)
         stopping = stop.requested or run_dir.stop_request.exists()
         what = _require_hope(run_dir, ending, idle, stopping)
         if stopping:
             say(f"note: {what} while the run was to stop; it stops without saving, the last checkpoint holds")
             return Ended(count, unsaved=what)
-        where = "from the last checkpoint" if saved >= 0 else "from the beginning"
+        where = "from the last checkpoint" if saved is not None else "from the beginning"
         say(f"note: {what}; starting again {where} (attempt {_next_attempt(run_dir, count)})")
     raise AssertionError
 
@@ -102,7 +103,7 @@ def _forget_stop_request(run_dir: RunDir) -> None:
         run_dir.stop_request.unlink(missing_ok=True)
 
 
-def _require_hope(run_dir: RunDir, ending: Ending, idle: int, stopping: bool) -> str:
+def _require_hope(run_dir: RunDir | None, ending: Ending, idle: int, stopping: bool) -> str:
     """What happened, in a line, if another attempt may fare better; else an error."""
     culprit = find_culprit(ending)
     what = tell(culprit, ending)
@@ -118,15 +119,8 @@ def _require_hope(run_dir: RunDir, ending: Ending, idle: int, stopping: bool) ->
     return what
 
 
-def _logged(run_dir: RunDir, culprit: Failure) -> str:
-    log = run_dir.rank_log(culprit.rank)
-    return f" and in {log}" if log.exists() else ""
-
-
-def _saved_steps(run_dir: RunDir) -> int:
-    """How many steps the newest checkpoint holds; -1 without one."""
-    names = run_dir.checkpoint_names()
-    return int(names[0].split("-")[1]) if names else -1
+def _logged(run_dir: RunDir | None, culprit: Failure) -> str:
+    return f" and in {run_dir.rank_log(culprit.rank)}" if run_dir and run_dir.rank_log(culprit.rank).exists() else ""
 
 
 def _next_attempt(run_dir: RunDir, count: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from fortyfold.parallel.ranks import Ranks
+from fortyfold.parallel.ranks import BACKSTOP, Ranks
 
 PERIOD_SECONDS = 1.0
 MOST_TICKS = 1000
@@ -25,7 +25,7 @@ class Accord:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._group = dist.new_group(backend="gloo") if ranks.many else None
+        self._group = dist.new_group(backend="gloo", timeout=BACKSTOP) if ranks.many else None
         self._under_way: tuple[dist.Work, torch.Tensor] | None = None
         self._ticks, self._due, self._since = 0, 1, time.monotonic()
 

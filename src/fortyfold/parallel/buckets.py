@@ -5,9 +5,12 @@ Bucket by bucket, an optimiser can step a part of its parameters: `Part` has its
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
+
+_ALIGNED_BYTES = 256
 
 
 class Bucket:
@@ -16,14 +19,18 @@ class Bucket:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
         first = parameters[0]
-        num_elements = sum(parameter.numel() for parameter in parameters)
-        self.flat = torch.empty(num_elements, dtype=first.dtype, device=first.device)
-        end = 0
-        for parameter in parameters:
-            start, end = end, end + parameter.numel()
-            view = self.flat[start:end].as_strided(parameter.size(), _dense_strides(parameter), start)
+        starts = [0, *accumulate(_aligned(parameter) for parameter in parameters)]
+        self.flat = torch.zeros(starts.pop(), dtype=first.dtype, device=first.device)
+        for parameter, start in zip(parameters, starts, strict=True):
+            view = self.flat.as_strided(parameter.size(), _dense_strides(parameter), start)
             view.copy_(parameter.detach())
             parameter.data = view
+
+
+def _aligned(parameter: torch.Tensor) -> int:
+    """Elements that it takes up: kernels want its memory to begin where a fresh tensor's would."""
+    step = _ALIGNED_BYTES // parameter.element_size()
+    return -(-parameter.numel() // step) * step
 
 
 def _dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from fortyfold.parallel.average import averaged
 from fortyfold.parallel.buckets import Bucket, Part, make_buckets
-from fortyfold.parallel.ranks import Ranks, group_ranks
+from fortyfold.parallel.ranks import BACKSTOP, Ranks, group_ranks
 from fortyfold.topologies import Peer, load_topology
 
 _EACH_BY_ITSELF = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"}
@@ -34,7 +34,8 @@ class Gossip:
 
     All ranks start with rank 0's weights, or, with `same_start=False`, with those they have: so a checkpoint of each
     rank's weights, its optimiser's and this object's `state_dict` goes on exactly. With one rank nothing is mixed.
-    `in_backward=False` lets the optimiser step after backward: set it if you look at the whole gradient.
+    `in_backward` hides the optimiser's own time behind messages; gradients are then gone before `step()` is called, so
+    it is not for those who clip or look at them.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Gossip:
         optimizer: torch.optim.Optimizer,
         topology: str = "exponential",
         *,
-        in_backward: bool = True,
+        in_backward: bool = False,
         same_start: bool = True,
         bucket_mb: float = 25.0,
         ranks: Ranks | None = None,
@@ -51,7 +52,7 @@ class Gossip:
         self._model, self._optimizer = model, optimizer
         self._ranks = ranks or group_ranks()
         self._peers = partial(load_topology(topology), self._ranks.world.rank, self._ranks.world)
-        self._group = dist.new_group() if self._ranks.many else None
+        self._group = self._meet() if self._ranks.many else None
         self._bucket_bytes = bucket_mb * 2**20
         self._in_backward = in_backward and steps_each_by_itself(optimizer)
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -65,6 +66,12 @@ class Gossip:
         self._make_turns(list(reversed(range(len(self._parameters)))))
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))
+
+    def _meet(self) -> dist.ProcessGroup:
+        """A group for messages. NCCL wants all ranks in its first operation, and some may rest in the first step."""
+        group: dist.ProcessGroup = dist.new_group(timeout=BACKSTOP)
+        dist.all_reduce(torch.zeros(1, device=next(self._model.parameters()).device), group=group)
+        return group
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ class Pulse:
     """One a rank, from `start` to `close`. The loop calls `beat`, `arm` and `excused`; the rest goes by itself.
 
     Ranks are compared by where they beat: those that wait in a collective should have beaten once more than one that
-    has not come to it. So beat several times a step: when it begins, when its batch is there, after the backward pass.
+    has not come to it. So beat several times a step: when it begins, and when its batch is there.
     """
 
     def __init__(

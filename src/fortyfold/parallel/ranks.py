@@ -14,12 +14,17 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.world import World
 
 BACKSTOP = timedelta(hours=12)  # parallel/pulse.py ends what hangs long before
 CHUNK_BYTES = 64 * 2**20
 Answer = TypeVar("Answer")
+
+_stores: list[Store] = []  # that of the ranks' meeting point, and one for each time that they met
 
 _BROKEN = ("Connection closed by peer", "Connection reset", "Connection refused", "Broken pipe", "Socket closed",
            "Timed out waiting", "Read error", "Write error", "NCCL")  # fmt: skip # Gloo's words, and NCCL's name
@@ -28,6 +33,8 @@ _BROKEN = ("Connection closed by peer", "Connection reset", "Connection refused"
 @dataclass(frozen=True)
 class Ranks:
     world: World = field(default_factory=World)
+    talk: dist.ProcessGroup | None = None
+    """For small talk, by Gloo: the host's, whatever gradients go by."""
 
     @property
     def many(self) -> bool:
@@ -45,14 +52,27 @@ class Ranks:
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world.size, dtype=torch.int64)
         sizes[self.world.rank] = len(mine)
-        dist.all_reduce(sizes)
+        dist.all_reduce(sizes, group=self.talk)
         rows = [torch.zeros(int(sizes.max()), dtype=torch.uint8) for _ in range(self.world.size)]
-        dist.all_gather(rows, torch.nn.functional.pad(mine, (0, int(sizes.max()) - len(mine))))
+        padded = torch.nn.functional.pad(mine, (0, int(sizes.max()) - len(mine)))
+        dist.all_gather(rows, padded, group=self.talk)
         return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
     def from_first(self, ask: Callable[[], Answer]) -> Answer:
-        """Rank 0's answer (of JSON), on every rank; only rank 0 is asked. What it raises ends the others, too."""
-        return self.gather(ask() if self.first else None)[0]  # type: ignore[no-any-return]
+        """Rank 0's answer (of JSON), on every rank; only rank 0 is asked. A UserError or RunFailed of its is raised on
+        every rank; of other errors they hear when it ends."""
+        answer, error = None, None
+        if self.first:
+            try:
+                answer = ask()
+            except (UserError, RunFailed) as raised:
+                error = raised
+        answer, told = self.gather([answer, [type(error).__name__, str(error)] if error else None])[0]
+        if error is not None:
+            raise error
+        if told is not None:
+            raise (UserError if told[0] == UserError.__name__ else RunFailed)(told[1])
+        return answer  # type: ignore[no-any-return]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Added up over the ranks, in place."""
@@ -65,8 +85,8 @@ class Ranks:
         if self.many:
             for chunk in _chunks([tensor for tensor in tensors if tensor.is_floating_point()]):
                 with _as_one(chunk) as flat:
+                    flat /= self.world.size  # before, so that nothing large overflows
                     dist.all_reduce(flat)
-                    flat /= self.world.size
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace tensors by rank 0's, in place."""
@@ -111,34 +131,50 @@ def joined(seed: int = 0) -> Iterator[Ranks]:
     On a GPU gradients go by NCCL; what is said besides goes by Gloo, which the GPU need not know of. Where somebody has
     made a process group already, that is used, and left.
     """
-    if dist.is_initialized():
-        ranks = group_ranks()
-        yield Ranks(replace(ranks.world, seed=seed))
-        return
-    world = replace(world_from_environment(), seed=seed)
-    if world.size == 1:
-        yield Ranks(world)
+    if dist.is_initialized() or world_from_environment().size == 1:
+        yield group_ranks(seed)
         return
     backend = "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(_own_gpu())
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=BACKSTOP)
-    yield Ranks(replace(group_ranks().world, seed=seed))
+    world, store = world_from_environment(), _meeting_point()
+    dist.init_process_group(backend, timeout=BACKSTOP, store=store, rank=world.rank, world_size=world.size)
+    yield group_ranks(seed)
     dist.destroy_process_group()  # not after an error: it may wait for ranks that are gone
+
+
+def _own_gpu() -> int:
+    number, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if number >= there:
+        raise UserError(f"{os.environ['LOCAL_WORLD_SIZE']} ranks on a machine with {there} GPUs; use fewer (--procs)")
+    return number
+
+
+def _meeting_point() -> Store:
+    """Where torchrun says; each time under names of its own, or ranks would find those of the time before."""
+    if not _stores:
+        store, _, _ = next(rendezvous("env://", timeout=BACKSTOP))
+        _stores.append(store)
+    _stores.append(PrefixStore(f"fortyfold/group/{len(_stores)}", _stores[0]))
+    return _stores[-1]
 
 
 def is_broken_connection(error: BaseException) -> bool:
     """Whether it tells of another rank's end rather than of a mistake here."""
+    if isinstance(error, RunFailed):  # that of a network disk, say
+        return False
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _BROKEN)
 
 
-def group_ranks() -> Ranks:
-    """The ranks of a process group that somebody else has made."""
+def group_ranks(seed: int = 0) -> Ranks:
+    """The ranks of the process group that there is; one rank where there is none. All must call it."""
     if not dist.is_initialized():
-        return Ranks()
-    world = World(size=dist.get_world_size(), rank=dist.get_rank())
-    nodes = Counter(Ranks(world).gather(int(os.environ.get("GROUP_RANK", "0"))))
-    return Ranks(replace(world, node_sizes=tuple(nodes[node] for node in sorted(nodes))))
+        return Ranks(World(seed=seed))
+    talk = dist.new_group(backend="gloo", timeout=BACKSTOP)
+    ranks = Ranks(World(dist.get_world_size(), dist.get_rank(), seed=seed), talk)
+    nodes = Counter(ranks.gather(int(os.environ.get("GROUP_RANK", "0"))))
+    sizes = tuple(nodes[node] for node in sorted(nodes))
+    return replace(ranks, world=replace(ranks.world, node_sizes=sizes))

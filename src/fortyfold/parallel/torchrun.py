@@ -32,11 +32,17 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 5
 MONITOR_SECONDS = 0.1
+END = signal.SIGUSR2
+"""What ends this process and its workers. The usual signals do not: a scheduler sends those to all processes at once,
+the launcher passes them on as a request, and the ranks save. Workers take over the ones that they listen to."""
+HEARD_BY_OTHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the workers; gives 0 when all of them ended well, else 1."""
     die_with_parent()
+    for number in HEARD_BY_OTHERS:
+        signal.signal(number, signal.SIG_IGN)
     options = _parse(arguments)
     answer = os.dup(1)  # not inherited by the workers
     os.dup2(2, 1)
@@ -57,7 +63,8 @@ def run(options: argparse.Namespace) -> Ending:
     ended = _shorten_shutdown(SubprocessContext)
     with tempfile.TemporaryDirectory(prefix="fortyfold-torchrun-") as errors:
         try:
-            torchrun.run(torchrun.parse_args(_torchrun_arguments(options, errors)))
+            chosen = _signals(torchrun.get_args_parser().format_help())
+            torchrun.run(torchrun.parse_args([*chosen, *_torchrun_arguments(options, errors)]))
         except ChildFailedError as error:
             failures = [_tell(rank, failure, ended) for rank, failure in sorted(error.failures.items())]
             return Ending(tuple(failures))
@@ -97,6 +104,11 @@ def _tell(rank: int, failure: "ProcessFailure", ended: set[int]) -> Failure:
     if code < 0:
         return Failure(kind="killed", message=f"was killed by {signal_name(-code)}", **facts)
     return Failure(kind="gone", message=f"ended with exit code {code} and without a word", **facts)
+
+
+def _signals(torchrun_help: str) -> list[str]:
+    """Older torch has no choice, and ends its workers at once on the usual signals, too."""
+    return [f"--signals-to-handle={END.name}"] if "--signals-to-handle" in torchrun_help else []
 
 
 def _torchrun_arguments(options: argparse.Namespace, errors: str) -> list[str]:

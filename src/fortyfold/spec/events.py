@@ -8,6 +8,7 @@ seconds), `attempt`, `step` (steps done) and `kind`:
     resumed      checkpoint; passed_over names those that were torn or altered, and why
     evaluated    epoch, top1, top5 (per cent, of the centre crops), loss, and the same with rect_ (of rectangles),
                  flip_ (of the mean with the mirror image), ema_ (of the moving average) before them, if wanted;
+                 with replicas consensus_distance, and local_top1 of each rank's own network, if wanted;
                  num_images, unreadable, px, train_loss, lr, seconds,
                  elapsed_seconds (wall time of the run over all attempts, without work that a kill undid)
     saved        checkpoint, best

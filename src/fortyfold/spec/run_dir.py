@@ -126,6 +126,11 @@ class RunDir:
         found = [(int(match[1]), int(match[2]), match[0]) for match in matches if match]
         return [name for _, _, name in sorted(found, reverse=True)]
 
+    def saved_steps(self) -> int | None:
+        """How many steps the newest checkpoint holds; None without one."""
+        names = self.checkpoint_names()
+        return int(names[0].split("-")[1]) if names else None
+
     @property
     def exists(self) -> bool:
         return self.spec.is_file()

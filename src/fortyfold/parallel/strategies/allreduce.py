@@ -33,7 +33,7 @@ class AllReduce(Strategy):
         with _rehearsing(parts.model, device):
             self._inner(sample).sum().backward()
             trained = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
-            unused = any(parameter.grad is None for parameter in trained)
+            unused = any(parts.ranks.gather(any(parameter.grad is None for parameter in trained)))
         self._ddp = DistributedDataParallel(
             self._inner,
             device_ids=[device.index] if device.type == "cuda" else None,
