@@ -22,8 +22,9 @@ from fortyfold.spec.run_dir import RunDir
 
 PATIENCE_SECONDS = 180.0
 MOST_SECONDS_TO_END = 10.0
-NUM_STEPS, HALF = 300, 150  # each half is followed by an evaluation
-OPTIONS = ("--epochs", 100, "--set", "global_batch=8", "--set", "evaluate.every_epochs=50")
+NUM_STEPS, HALF = 180, 90  # each half is followed by an evaluation
+CHANGES = ("global_batch=8", "evaluate.every_epochs=30", "checkpoint.every_epochs=30")
+OPTIONS = ("--epochs", 60, *(part for change in CHANGES for part in ("--set", change)))
 # Python reads it when it starts. Rank 1 takes two steps, and fails in the third.
 SABOTAGE = """
 import os
