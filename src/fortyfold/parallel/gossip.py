@@ -62,8 +62,6 @@ class Gossip:
         self._known_order = False
         self._steps_done = 0
         self._next = 0  # turn to be taken in this step
-        self._unsent: list[_Turn] = []  # turns taken whose messages are still held back
-        self._queues = any(parameter.is_cuda for parameter in self._parameters)  # messages, one after another
         self._make_turns(list(reversed(range(len(self._parameters)))))
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))
@@ -134,17 +132,7 @@ class Gossip:
         turn.part.step()
         for parameter in turn.bucket.parameters:
             parameter.grad = None
-        self._unsent.append(turn)
-        # Newer messages must not take bandwidth from older ones, which are waited for sooner: a tenth of a step's time
-        # where the network is the bottleneck (benchmarks/comm.py). NCCL's queue up by themselves.
-        if self._queues or not any(later.is_under_way for later in self._turns[self._next :]):
-            self._send(self._steps_done + 1)
-
-    def _send(self, step: int) -> None:
-        """What was not sent yet, to be mixed in `step`."""
-        for turn in self._unsent:
-            turn.launch(self._peers(step), self._group)
-        self._unsent = []
+        turn.launch(self._peers(self._steps_done + 1), self._group)
 
     def _mix(self, turn: "_Turn") -> None:
         if not turn.begun:  # the first step of all, or after a restart
@@ -156,8 +144,8 @@ class Gossip:
         self._optimizer._opt_called = True  # type: ignore[attr-defined] # learning-rate schedules ask for it
         if not self._known_order:
             self._order_by_arrival()
-        self._unsent += self._turns[self._next :]
-        self._send(self._steps_done)
+        for turn in self._turns[self._next :]:
+            turn.launch(self._peers(self._steps_done), self._group)
         self._await_gradients()
 
     def _order_by_arrival(self) -> None:
@@ -205,10 +193,6 @@ class _Turn:
             operations.append(dist.P2POp(dist.isend, self.bucket.flat, peer.send_to, group, self._number))
             operations.append(dist.P2POp(dist.irecv, buffer, peer.receive_from, group, self._number))
         self.messages = dist.batch_isend_irecv(operations) if operations else []
-
-    @property
-    def is_under_way(self) -> bool:
-        return not all(message.is_completed() for message in self.messages)
 
     def wait(self) -> None:
         for message in self.messages:
