@@ -6,15 +6,14 @@
 The hosts are network namespaces (hosts.py), the network is ResNet-50's parameters with layers that sleep (sleeping.py),
 the methods are in agreeing.py. At the usual 5 ms a layer, computing and sending the network once take about as long at
 1 Gbit/s; at 200 Mbit/s sending takes five times as long. Methods take turns, round by round; figures are medians over
-the rounds. No step can be shorter than computing alone, nor than its least bytes at the goodput of one TCP connection
-between two of the hosts, measured in the same round: that is what a step's time is compared with. Decent-DP is left
-out where it is not installed; benchmarks/README.md says how to install it.
+the rounds. No step can be shorter than computing alone in the same round, nor than its least bytes at the goodput of
+one TCP connection between two of the hosts, the best of the rounds: that is what a step's time is compared with.
+Decent-DP is left out where it is not installed; benchmarks/README.md says how to install it.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from agreeing import METHODS, least_copies
@@ -28,67 +27,76 @@ NUM_RANKS = 4
 OURS, RIVAL = "gossip-exponential", "decent-dp-one-peer-exp"
 
 
+Round = dict[str, Turn]  # by method
+
+
 @dataclass
-class Round:
-    """One turn of each method, and what the network gave just before."""
+class Played:
+    """All rounds on links of one rate."""
 
-    bytes_per_second: float
-    turns: dict[str, Turn] = field(default_factory=dict)
+    rounds: list[Round] = field(default_factory=list)
+    bytes_per_second: float = 0.0
+    """The best goodput seen: the links stay as they are, only the machine is slower at times."""
 
-    def over_least(self, method: str) -> float:
-        """A step's time over the least possible."""
+    def over_least(self, method: str) -> list[float]:
+        """In each round, a step's time over the least possible."""
         sending = least_copies(method, NUM_RANKS) * model_bytes() / self.bytes_per_second
-        return self.turns[method].seconds / max(self.turns["alone"].seconds, sending)
+        return [turns[method].seconds / max(turns["alone"].seconds, sending) for turns in self.rounds]
 
-    def over_rival(self) -> float:
-        return self.turns[OURS].seconds / self.turns[RIVAL].seconds
+    def over_other(self, method: str, other: str) -> list[float]:
+        return [turns[method].seconds / turns[other].seconds for turns in self.rounds]
 
 
-def play_rounds(made: list[Host], arguments: argparse.Namespace) -> list[Round]:
+def play_rounds(made: list[Host], arguments: argparse.Namespace) -> Played:
     ranks = Ranks(made, [__file__, *sys.argv[1:], "--serve"])
     methods = ["alone", *(method for method in arguments.only if method != "alone")]
-    rounds = []
+    played = Played()
     for number in range(arguments.rounds):
-        rounds.append(Round(goodput(made[0], made[1])))
-        print(f"round {number + 1}: goodput {rounds[-1].bytes_per_second * 8e-6:.0f} Mbit/s", end="", flush=True)
-        for method in list(methods):
-            try:
-                rounds[-1].turns[method] = ranks.turn(method)
-            except Missing as reason:
-                print(f", {method} left out ({reason})", end="", flush=True)
-                methods.remove(method)
-                continue
-            print(f", {method} {rounds[-1].turns[method].seconds:.2f}", end="", flush=True)
-        print()
-    return rounds
+        seen = goodput(made[0], made[1])
+        played.bytes_per_second = max(played.bytes_per_second, seen)
+        print(f"round {number + 1}: goodput {seen * 8e-6:.0f} Mbit/s", end="", flush=True)
+        played.rounds.append(play_round(ranks, methods))
+    return played
 
 
-def table(rounds: list[Round]) -> str:
+def play_round(ranks: Ranks, methods: list[str]) -> Round:
+    """A turn of each method; one that is not installed is taken off the list."""
+    turns: Round = {}
+    for method in list(methods):
+        try:
+            turns[method] = ranks.turn(method)
+            print(f", {method} {turns[method].seconds:.2f}", end="", flush=True)
+        except Missing as reason:
+            print(f", {method} left out ({reason})", end="", flush=True)
+            methods.remove(method)
+    print()
+    return turns
+
+
+def table(played: Played) -> str:
     """A row a method."""
     heads = ["method", "s a step", "steps/s", "MB a step and rank", "least MB", "s over the least (min–max)"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for method in rounds[0].turns:
-        seconds = statistics.median(each.turns[method].seconds for each in rounds)
-        sent = statistics.median(each.turns[method].sent_bytes for each in rounds)
+    for method in played.rounds[0]:
+        seconds = statistics.median(turns[method].seconds for turns in played.rounds)
+        sent = statistics.median(turns[method].sent_bytes for turns in played.rounds)
         least = least_copies(method, NUM_RANKS) * model_bytes()
-        over_least = spread(each.over_least(method) for each in rounds)
-        figures = [f"{seconds:.3f}", f"{1 / seconds:.3f}", f"{sent / 1e6:.1f}", f"{least / 1e6:.1f}", over_least]
-        lines.append(f"| {' | '.join([method, *figures])} |")
+        figures = [f"{seconds:.3f}", f"{1 / seconds:.3f}", f"{sent / 1e6:.1f}", f"{least / 1e6:.1f}"]
+        lines.append(f"| {' | '.join([method, *figures, spread(played.over_least(method))])} |")
     return "\n".join(lines)
 
 
-def spread(figures: Iterable[float]) -> str:
+def spread(figures: list[float]) -> str:
     """The median over the rounds, and the extremes."""
-    found = list(figures)
-    return f"{statistics.median(found):.2f} ({min(found):.2f}–{max(found):.2f})"
+    return f"{statistics.median(figures):.2f} ({min(figures):.2f}–{max(figures):.2f})"
 
 
-def ratios(rounds: list[Round]) -> str:
+def ratios(played: Played) -> str:
     lines = []
-    if OURS in rounds[0].turns:
-        lines.append(f"{OURS} over max(alone, bytes / goodput): {spread(each.over_least(OURS) for each in rounds)}")
-    if {OURS, RIVAL} <= rounds[0].turns.keys():
-        lines.append(f"{OURS} over {RIVAL}: {spread(each.over_rival() for each in rounds)}")
+    if OURS in played.rounds[0]:
+        lines.append(f"{OURS} over max(alone, bytes / goodput): {spread(played.over_least(OURS))}")
+    if {OURS, RIVAL} <= played.rounds[0].keys():
+        lines.append(f"{OURS} over {RIVAL}: {spread(played.over_other(OURS, RIVAL))}")
     return "\n".join(lines)
 
 
@@ -111,10 +119,10 @@ def main() -> None:
         return
     for rate in arguments.rates:
         with hosts(NUM_RANKS, rate) as made:
-            rounds = play_rounds(made, arguments)
-        megabits = statistics.median(each.bytes_per_second for each in rounds) * 8e-6
-        print(f"\nlinks of {rate}, goodput {megabits:.0f} Mbit/s, {arguments.steps} steps a turn, {len(rounds)} rounds")
-        print(table(rounds), ratios(rounds), sep="\n\n", end="\n\n")
+            played = play_rounds(made, arguments)
+        megabits = played.bytes_per_second * 8e-6
+        print(f"\nlinks of {rate}, goodput {megabits:.0f} Mbit/s, {arguments.steps} steps a turn")
+        print(table(played), ratios(played), sep="\n\n", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -130,9 +130,16 @@ def _make_switch(namespace: str) -> None:
 def _sweep() -> None:
     """Removes the namespaces whose makers are gone."""
     for name in _namespaces(PREFIX):
-        maker = name.split("-")[1]
-        if not Path("/proc", maker).exists():
+        if not _is_alive(name.split("-")[1]):
             _remove(name)
+
+
+def _is_alive(pid: str) -> bool:
+    """An ended process whose parent has not noticed yet is still in the table, with nothing in it."""
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes() != b""
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _remove(namespace: str) -> None:

@@ -72,14 +72,6 @@ def interfaces() -> str:
     return subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
 
 
-def is_running(pid: str) -> bool:
-    """An ended process without a parent may stay in the table for a moment, with nothing in it."""
-    try:
-        return Path("/proc", pid, "cmdline").read_text(encoding="utf-8") != ""
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_each_reaches_each_other_and_nothing_is_seen_outside() -> None:
     before = interfaces()
     with hosts(3) as (one, two, three):
@@ -146,13 +138,14 @@ def test_after_a_kill_the_next_use_sweeps() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
     with subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True, env=env) as maker:
         assert maker.stdout is not None and maker.stdout.readline() == "made\n"
+        name = f"{PREFIX}-{maker.pid}-"
+        inside = subprocess.run(["ip", "netns", "pids", f"{name}0-0"], capture_output=True, text=True).stdout.split()
+        assert len(left_behind(name)) == 3 and len(inside) == 2
         maker.kill()
-    name = f"{PREFIX}-{maker.pid}-"
-    inside = subprocess.run(["ip", "netns", "pids", f"{name}0-0"], capture_output=True, text=True).stdout.split()
-    assert len(left_behind(name)) == 3 and len(inside) == 2
-    with hosts(1):
-        assert left_behind(name) == []
-    assert not any(is_running(pid) for pid in inside)
+        os.waitid(os.P_PID, maker.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays in the table
+        with hosts(1):
+            assert left_behind(name) == []
+    assert not any(harness._is_alive(pid) for pid in inside)
 
 
 def test_a_living_maker_is_left_alone() -> None:
