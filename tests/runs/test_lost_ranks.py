@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import skip_or_fail, start
 from hosts import Host, hosts
 
+from fortyfold.launch.environment import JOB, train_job
 from fortyfold.spec.events import Event, last_attempt, read_events
 from fortyfold.spec.failure import Ending, Failure
 from fortyfold.spec.recipe_file import load_recipe
@@ -55,9 +55,8 @@ class Cluster:
         self.members, self.run_dir, self._port = members, run_dir, 29500
         changes = {"data.root": str(data), "data.demo": None, "epochs": 1000, **SAVES}
         recipe = load_recipe("tiny", {**changes, "strategy.deadline_seconds": DEADLINE_SECONDS})
-        job: dict[str, Any] = {"run": str(run_dir.path), "recipe": recipe.model_dump(mode="json"), "command": []}
         self._environment = {
-            "FORTYFOLD_JOB": json.dumps(job | {"staged": None}),
+            JOB: json.dumps(train_job(recipe, run_dir, None, [])),
             "GLOO_SOCKET_IFNAME": Host.interface,
             "OMP_NUM_THREADS": "1",
         }

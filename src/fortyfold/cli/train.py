@@ -112,20 +112,13 @@ def _train_together(
     say: "Callable[[str], object]",
 ) -> _Ended:
     """Several ranks, each in a process of its own; this one only looks after them."""
+    from fortyfold.launch.environment import train_job
     from fortyfold.launch.local import run_local
     from fortyfold.spec.events import last_attempt, read_events
     from fortyfold.spec.stop import read_request
 
-    job = {
-        "verb": "train",
-        "deadline_seconds": recipe.strategy.deadline_seconds,
-        "run": str(run_dir.path.absolute()),
-        "recipe": recipe.model_dump(mode="json"),
-        "staged": str(staged) if staged else None,
-        "command": command,
-    }
     before = last_attempt(read_events(run_dir.events()))
-    ended = run_local(run_dir, job, num_ranks, stop, say=say)
+    ended = run_local(run_dir, train_job(recipe, run_dir, staged, command), num_ranks, stop, say=say)
     events = read_events(run_dir.events())
     last: Event = events[-1] if events else {"kind": "nothing began"}
     if last["kind"] == "finished":
