@@ -17,6 +17,7 @@ import pytest
 from conftest import skip_or_fail, start
 from hosts import Host, hosts
 
+from fortyfold.launch.attempt import END
 from fortyfold.launch.environment import JOB, train_job
 from fortyfold.spec.events import Event, last_attempt, read_events
 from fortyfold.spec.failure import Ending, Failure
@@ -115,8 +116,8 @@ def test_a_rank_that_is_stopped(cluster: Cluster) -> None:
     os.kill(started(cluster.run_dir, 1)["process"], signal.SIGSTOP)
     for failure in failures_of([first, third]):
         assert failure.ranks == (1,) and "rank 1" in failure.message, failure
-    second.terminate()  # as a launcher does when a node has failed
-    assert "got signal: 15" in second.communicate(timeout=PATIENCE_SECONDS)[0]
+    second.send_signal(END)  # as a launcher does when a node has failed
+    assert "got signal: 12" in second.communicate(timeout=PATIENCE_SECONDS)[0]
     assert not cluster.running()
 
 
