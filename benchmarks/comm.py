@@ -12,6 +12,7 @@ Decent-DP is left out where it is not installed; benchmarks/README.md says how t
 """
 
 import argparse
+import signal
 import statistics
 import sys
 from dataclasses import dataclass, field
@@ -117,6 +118,7 @@ def main() -> None:
     if arguments.serve:
         serve(Work(arguments.warm_steps, arguments.steps, arguments.layer_ms / 1e3))
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the hosts are removed then, too
     for rate in arguments.rates:
         with hosts(NUM_RANKS, rate) as made:
             played = play_rounds(made, arguments)
