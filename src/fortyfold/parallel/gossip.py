@@ -2,14 +2,15 @@
 
 A step from x to the next x is W x - update(gradient at x): D-PSGD. Since the gradient is taken at the unmixed x, the
 messages with x can travel while it is computed. So before a step begins, its messages are under way; a bucket whose
-gradients have all come waits for its messages, mixes, lets the optimiser step its parameters, and sends the result
-on its way, which then has the rest of backward and the next forward to arrive. Buckets are in the order in which
-gradients came in the first step.
+gradients have all come waits for its messages, mixes, and lets the optimiser step its parameters, while those of later
+buckets still travel. Buckets are in the order in which gradients came in the first step. When all have stepped, the
+next messages are sent, and have the whole next forward and backward to arrive. Not each bucket's at once: newer
+messages would take bandwidth from older ones, which are waited for sooner (docs/findings.md).
 
-When the optimiser steps: bucket by bucket inside backward, so that the network is never idle, if each parameter can
-be stepped by itself; after backward, all at once, if the step needs the whole gradient (clipping by its norm, loss
-scales, optimisers that look at all parameters). Either way the weights are the same, bit for bit; messages have a
-whole forward and backward to arrive in both, only the optimiser's own time is hidden in the first.
+When the optimiser steps: bucket by bucket inside backward, so that its time is hidden behind messages that are still to
+come, if each parameter can be stepped by itself; after backward, all at once, if the step needs the whole gradient
+(clipping by its norm, loss scales, optimisers that look at all parameters). Either way the weights are the same, bit
+for bit.
 
 Nothing in flight need be saved: the messages are the ranks' weights, and are sent again after a restart.
 """
@@ -84,7 +85,7 @@ class Gossip:
 
     @torch.no_grad()
     def step(self, step_optimizer: Callable[[], object] | None = None) -> None:
-        """Finish the step: mix, step and send whatever was not yet. `step_optimizer` takes the optimiser's place;
+        """Finish the step: mix and step whatever was not yet, and send. `step_optimizer` takes the optimiser's place;
         it is called only where the optimiser steps after backward."""
         if self._next:
             while self._next < len(self._turns):  # those with parameters that this step left unused
@@ -139,7 +140,6 @@ class Gossip:
         turn.part.step()
         for parameter in turn.bucket.parameters:
             parameter.grad = None
-        turn.launch(self._peers(self._steps_done + 1), self._group)
 
     def _mix(self, turn: "_Turn") -> None:
         if not turn.begun:  # the first step of all, or after a restart
@@ -151,7 +151,7 @@ class Gossip:
         self._optimizer._opt_called = True  # type: ignore[attr-defined] # learning-rate schedules ask for it
         if not self._known_order:
             self._order_by_arrival()
-        for turn in self._turns[self._next :]:
+        for turn in self._turns:
             turn.launch(self._peers(self._steps_done), self._group)
         self._await_gradients()
 
@@ -197,8 +197,8 @@ class _Turn:
         self._received = [(buffer, peer.weight) for buffer, peer in zip(self._spare, peers, strict=False)]
         operations = []
         for peer, (buffer, _) in zip(peers, self._received, strict=True):
-            operations.append(dist.P2POp(dist.isend, self.bucket.flat, peer.send_to, group, self._number))
             operations.append(dist.P2POp(dist.irecv, buffer, peer.receive_from, group, self._number))
+            operations.append(dist.P2POp(dist.isend, self.bucket.flat, peer.send_to, group, self._number))
         self.messages = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self) -> None:
