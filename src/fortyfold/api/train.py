@@ -8,17 +8,16 @@ from pathlib import Path
 
 import torch
 
-from fortyfold.api.attach import attached
 from fortyfold.api.listen import OnEvent, listening
 from fortyfold.data.demo import make_demo, wanted_demo
 from fortyfold.data.index import Index
 from fortyfold.data.items import DataSet
 from fortyfold.data.own import open_own
-from fortyfold.data.stage import scratch_folder, stage
-from fortyfold.engine.attempt import set_aside
+from fortyfold.data.stage import Staged, scratch_folder, stage
 from fortyfold.engine.setup import Own
 from fortyfold.engine.train import Outcome
 from fortyfold.engine.train import train as train_run
+from fortyfold.launch.attach import attached
 from fortyfold.parallel.pulse import Pulse
 from fortyfold.parallel.ranks import Ranks, joined
 from fortyfold.sinks import require_sinks
@@ -67,7 +66,7 @@ def train(
         if ranks.many and auto_accumulate:
             raise UserError("auto_accumulate is for one rank; set accumulate in the recipe")
         staged = _prepare(chosen, ranks) if own.train is None else None
-        ranks.from_first(lambda: str(set_aside(run_dir)) if fresh else None)
+        ranks.from_first(lambda: str(run_dir.set_aside()) if fresh else None)
         sinks, hears = (chosen.log.sinks, on_event) if ranks.first else ((), None)
         with attached(run_dir, sinks, stop), listening(run_dir, hears):
             return train_run(
@@ -104,8 +103,8 @@ def _open_data(
     return train, open_own(val_data, "val_data", len(train.classes), counted_by="train_data has")
 
 
-def _prepare(recipe: Recipe, ranks: Ranks) -> Path | None:
-    """Make the demo data if the recipe wants it, stage if it wants that; gives the staged copy's place.
+def _prepare(recipe: Recipe, ranks: Ranks) -> Staged | None:
+    """Make the demo data if the recipe wants it, stage if it wants that; gives the staged copy.
 
     Of several ranks the first of all makes the data, and the first on each node stages it.
     """
@@ -115,7 +114,7 @@ def _prepare(recipe: Recipe, ranks: Ranks) -> Path | None:
     if recipe.data.stage is None:
         return None
     root, scratch = Path(recipe.data.root), scratch_folder(recipe.data.stage)
-    if ranks.world.rank == ranks.world.node[0]:
-        stage(root, scratch, STREAMS, lambda done, total: None)
+    first_here = ranks.world.rank == ranks.world.node[0]
+    staged = stage(root, scratch, STREAMS, lambda done, total: None) if first_here else None
     ranks.gather(None)
-    return stage(root, scratch, STREAMS, lambda done, total: None).root  # what is there is only looked at
+    return staged or stage(root, scratch, STREAMS, lambda done, total: None)  # what is there is only looked at

@@ -10,18 +10,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fortyfold.data.stage import Staged
 from fortyfold.parallel.failure import report
 from fortyfold.parallel.pulse import Pulse
 from fortyfold.parallel.ranks import is_broken_connection, joined, world_from_environment
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.failure import name_ranks
 from fortyfold.spec.parent import die_with_parent
 from fortyfold.spec.recipe_file import parse_recipe
 from fortyfold.spec.run_dir import RunDir, write_json
-from fortyfold.spec.stop import REASONS, StopFlag, read_request
+from fortyfold.spec.stop import REASONS, StopFlag, hearing_requests
+from fortyfold.spec.world import World
 
 _PATIENCE_SECONDS = 10.0  # for who is to blame
 _REPORT_SECONDS = 0.5
@@ -45,16 +49,23 @@ def main() -> None:
 
 
 def _train(job: Job, run_dir: RunDir, pulse: Pulse) -> None:
-    stop = StopFlag().listen()  # before anything takes long
-    if world_from_environment().rank == 0:
-        pulse.check_requests = lambda: stop.ask_if(read_request(run_dir))
+    stop, world = StopFlag().listen(), world_from_environment()  # before anything takes long
+    _require_planned(job, world)
     pulse.start()
     from fortyfold.engine.train import train
 
     recipe = parse_recipe(job["recipe"], source="the launcher")
-    staged = Path(job["staged"]) if job["staged"] else None
-    with joined(recipe.seed) as ranks:
+    staged = Staged.from_json(job["staged"]) if job["staged"] else None
+    hearing = hearing_requests(run_dir, stop) if world.rank == 0 else nullcontext()
+    with hearing, joined(recipe.seed) as ranks:
         train(recipe, run_dir, stop, job["command"], staged, ranks=ranks, pulse=pulse)
+
+
+def _require_planned(job: Job, world: World) -> None:
+    """Nodes that do not find each other may each form a world of their own, which would train, and wrongly."""
+    planned = job.get("world", world.size)
+    if world.size != planned:
+        raise UserError(f"rank {world.rank} is one of {world.size}, and {planned} were planned; nodes have not met")
 
 
 def _evaluate(job: Job, folder: RunDir, pulse: Pulse) -> None:

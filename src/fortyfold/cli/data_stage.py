@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fortyfold.cli.bars import bar
+
+if TYPE_CHECKING:
+    from fortyfold.data.stage import Staged
 
 STREAMS = 4
 
@@ -28,8 +31,8 @@ def stage(
 
 def stage_data(
     source: Path, scratch: Path, streams: int = STREAMS, verify: bool = False, check: Callable[[], None] | None = None
-) -> Path:
-    """Stage, and say what was copied; gives the copy's place. `check` is called often and may raise to stop."""
+) -> "Staged":
+    """Stage, and say what was copied; gives the copy. `check` is called often and may raise to stop."""
     from fortyfold.data.prepare.work import in_words
     from fortyfold.data.stage import stage
 
@@ -41,4 +44,4 @@ def stage_data(
     speed = f" ({staged.copied_bytes / 1e6 / staged.seconds:.0f} MB/s)" if staged.num_copied else ""
     copied = f"{in_words(staged.copied_bytes)} in {staged.num_copied} shards"
     print(f"staged {copied} to {staged.root}{speed}, {in_words(staged.there_bytes)} were there", flush=True)
-    return staged.root
+    return staged

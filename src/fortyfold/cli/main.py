@@ -12,7 +12,23 @@ from typing import cast
 
 import typer
 
-from fortyfold.cli import bench, completion, data, evaluate, recipes, runs, sink, train, version, weights
+from fortyfold.cli import (
+    bench,
+    completion,
+    data,
+    evaluate,
+    logs,
+    recipes,
+    runs,
+    sink,
+    sites,
+    ssh,
+    stop,
+    train,
+    version,
+    watch,
+    weights,
+)
 from fortyfold.spec.errors import RunFailed, UserError
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
@@ -32,8 +48,13 @@ app.callback()(completion.completion)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(runs.runs)
+app.command()(watch.watch)
+app.command()(logs.logs)
+app.command()(stop.stop)
+app.command()(ssh.ssh)
 app.command()(sink.sink)
 app.add_typer(recipes.app, name="recipes")
+app.add_typer(sites.app, name="sites")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")

@@ -9,13 +9,16 @@ import typer
 
 from fortyfold.cli.openmp import calm_openmp
 from fortyfold.cli.options import ProcsOption, RecipeArgument, SetOption, choose_procs, resolve
+from fortyfold.cli.train_on import Wishes, train_on
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import MODEL, RunDir
+from fortyfold.spec.site_file import load_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fortyfold.data.stage import Staged
     from fortyfold.spec.events import Event
     from fortyfold.spec.stop import StopFlag
 
@@ -31,6 +34,20 @@ def train(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default: runs/RECIPE.")] = None,
     set_: SetOption = None,
     procs: ProcsOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="SITE", help="Where: a site of sites.toml (see fortyfold sites); default: here."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="With --on: machines; default: the site's.")] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="With --on: in the foreground, in an allocation asked for now.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="With --on: follow the run; Ctrl-C leaves it running.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --on: print scripts and commands, and do nothing.")
+    ] = False,
     auto_accumulate: Annotated[
         bool, typer.Option("--auto-accumulate", help="Out of memory: halve the micro-batch, keep the global batch.")
     ] = False,
@@ -40,15 +57,19 @@ def train(
 
     Exit codes: 0 trained, 75 stopped unfinished (saved), 2 bad input, 1 failure.
     """
+    chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
+    site = load_site(on or "local")
+    if site.kind != "local":
+        return train_on(chosen, Wishes(str(on), site, nodes, procs, out, interactive, dry_run, watch, fresh))
+    if (nodes or 1) > 1 or interactive or watch or dry_run:
+        raise UserError("--nodes, --interactive, --watch and --dry-run are for a site other than this machine (--on)")
     from fortyfold.data import decode
-    from fortyfold.engine.attempt import set_aside
     from fortyfold.sinks import require_sinks
     from fortyfold.spec.stop import StopFlag
 
     stop = StopFlag().listen()  # before anything takes long
-    chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
     require_sinks(chosen.log.sinks)
-    num_ranks = choose_procs(procs)
+    num_ranks = choose_procs(procs or site.procs)
     if auto_accumulate and num_ranks > 1:
         raise UserError(f"--auto-accumulate is for one process, and here are {num_ranks}; set accumulate instead")
     run_dir = RunDir(out or Path("runs") / chosen.name)
@@ -57,14 +78,14 @@ def train(
     except _Stop:
         print("stopped before training began; the same command goes on")
         return STOPPED
-    if fresh and (aside := set_aside(run_dir)):
+    if fresh and (aside := run_dir.set_aside()):
         print(f"the run that was here is now {aside}")
     if text := decode.notice():
         print(f"note: {text}")
     run_dir.refuse_foreign()
     print(f"training {chosen.name} in {run_dir.path}", flush=True)
-    from fortyfold.api.attach import attached
     from fortyfold.cli.display import Display
+    from fortyfold.launch.attach import attached
 
     command = ["fortyfold", *sys.argv[1:]]
     with attached(run_dir, chosen.log.sinks, stop):
@@ -90,13 +111,20 @@ class _Ended:
 
 
 def _train_here(
-    recipe: Recipe, run_dir: RunDir, stop: "StopFlag", command: list[str], staged: Path | None, auto_accumulate: bool
+    recipe: Recipe,
+    run_dir: RunDir,
+    stop: "StopFlag",
+    command: list[str],
+    staged: "Staged | None",
+    auto_accumulate: bool,
 ) -> _Ended:
     """One rank, in this process."""
     calm_openmp()
     from fortyfold.engine.train import train as train_run
+    from fortyfold.launch.supervise import taking_over
+    from fortyfold.spec.stop import hearing_requests
 
-    with run_dir.hold_launch():
+    with taking_over(run_dir), hearing_requests(run_dir, stop):
         outcome = train_run(recipe, run_dir, stop, command, staged, auto_accumulate=auto_accumulate)
     progress = outcome.progress
     return _Ended(progress.step, progress.elapsed_seconds, outcome.reason, bool(progress.step), outcome.already)
@@ -107,7 +135,7 @@ def _train_together(
     run_dir: RunDir,
     stop: "StopFlag",
     command: list[str],
-    staged: Path | None,
+    staged: "Staged | None",
     num_ranks: int,
     say: "Callable[[str], object]",
 ) -> _Ended:
@@ -118,7 +146,7 @@ def _train_together(
     from fortyfold.spec.stop import read_request
 
     before = last_attempt(read_events(run_dir.events()))
-    ended = run_local(run_dir, train_job(recipe, run_dir, staged, command), num_ranks, stop, say=say)
+    ended = run_local(run_dir, train_job(recipe, run_dir.path.absolute(), command, staged), num_ranks, stop, say=say)
     events = read_events(run_dir.events())
     last: Event = events[-1] if events else {"kind": "nothing began"}
     if last["kind"] == "finished":
@@ -133,8 +161,8 @@ class _Stop(Exception):
     """Asked to stop while the data was being prepared."""
 
 
-def _prepare_data(recipe: Recipe, stop: "StopFlag") -> Path | None:
-    """Make the demo data if the recipe wants it, stage and index, each with a bar; gives the staged copy's place."""
+def _prepare_data(recipe: Recipe, stop: "StopFlag") -> "Staged | None":
+    """Make the demo data if the recipe wants it, stage and index, each with a bar; gives the staged copy."""
     from fortyfold.cli.bars import bar
     from fortyfold.cli.data import make_demo_data
     from fortyfold.cli.data_stage import stage_data
@@ -150,8 +178,9 @@ def _prepare_data(recipe: Recipe, stop: "StopFlag") -> Path | None:
     if demo := wanted_demo(recipe.data):
         make_demo_data(root, demo, check=check)
     staged = stage_data(root, scratch_folder(recipe.data.stage), check=check) if recipe.data.stage else None
-    with bar(f"indexing {staged or root}", check) as report:
-        open_split(staged or root, "train", progress=report)
+    folder = staged.root if staged else root
+    with bar(f"indexing {folder}", check) as report:
+        open_split(folder, "train", progress=report)
     return staged
 
 

@@ -14,8 +14,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fortyfold.data.copying import Copy, copy_all, find_damaged
 from fortyfold.data.index import Index
@@ -42,6 +43,13 @@ class Staged:
     """Of shards that need not be copied now."""
     seconds: float
     """Taken by the copying, without waiting and verifying."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"root": str(self.root)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Staged":
+        return cls(**value | {"root": Path(value["root"])})
 
 
 def stage(

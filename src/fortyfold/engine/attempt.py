@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from fortyfold.data.blocks import storage_digest
@@ -150,18 +149,6 @@ def refuse_other_run(run_dir: RunDir, before: dict[str, Any], now: dict[str, Any
 
 def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
-
-
-def set_aside(run_dir: RunDir) -> Path | None:
-    """For --fresh: move a run that nobody holds out of the way; gives its new place."""
-    if not run_dir.exists:
-        return None
-    with run_dir.hold_launch(), run_dir.hold():
-        here = run_dir.path.resolve()
-        aside = here.with_name(f"{here.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-        if aside.exists():
-            raise UserError(f"{aside} is in the way; try again in a second")
-        return here.rename(aside)
 
 
 def _git_commit() -> str | None:

@@ -3,11 +3,11 @@
 The loop reads straight down and has no callbacks; everything it has to say goes to the run directory.
 """
 
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from fortyfold.data import order
 from fortyfold.data.reader import Batch
 from fortyfold.data.requests import shape_at, train_requests
+from fortyfold.data.stage import Staged
 from fortyfold.engine import checkpoint
 from fortyfold.engine.attempt import build_spec, check_run, open_attempt, require_same, require_shared
 from fortyfold.engine.between_steps import as_evaluated, evaluate_now, evaluation_due, note_saved, quarantine, save_now
@@ -31,7 +32,7 @@ from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir, write_json
-from fortyfold.spec.stop import REASONS, StopFlag
+from fortyfold.spec.stop import StopFlag, stop_reason
 from fortyfold.spec.timeline import Stretch
 
 
@@ -50,7 +51,7 @@ def train(
     run_dir: RunDir,
     stop: StopFlag,
     command: Sequence[str] = (),
-    staged: Path | None = None,
+    staged: Staged | None = None,
     *,
     own: Own | None = None,
     auto_accumulate: bool = False,
@@ -64,7 +65,7 @@ def train(
     this; rank 0 holds the run, and writes what there is once. `pulse` then tells of ranks that do not get on.
     """
     ranks = ranks or Ranks()
-    job = open_job(recipe, run_dir, staged, own, ranks)
+    job = open_job(recipe, run_dir, staged.root if staged else None, own, ranks)
     build_schedule(recipe, job.timeline)  # a wrong name is found before anything is written
     with run_dir.hold() if ranks.first else nullcontext():
         try:
@@ -79,6 +80,8 @@ def train(
             rank = ranks.world.rank
             with closing(Journal(run_dir, attempt, steps_done, rank)) as journal, journal.noting_failure():
                 note_start(job, journal, snapshot, passed_over, spec)
+                if staged is not None and rank == ranks.world.node[0]:
+                    journal.event("staged", steps_done, host=platform.node(), **staged.to_json())
                 with numerics(recipe.precision):
                     with telling(f"before the first step, with {job.model_name} on {describe(job.device)}"):
                         t = set_up(job, journal, stop, attempt, snapshot, auto_accumulate)
@@ -218,7 +221,7 @@ def _wind_up(t: Training) -> Outcome:
             saved = {key: tensor.clone() for key, tensor in t.learner.model.state_dict().items()}
         t.learner.model.load_state_dict(saved)
     finished, number = t.job.is_finished(t.progress), t.agreement.stopping
-    reason = None if finished or number is None else REASONS[number]
+    reason = None if finished or number is None else stop_reason(t.job.run_dir, number)
     assert finished or reason
     if t.ranks.first and finished:
         t.journal.event("finished", t.progress.step, elapsed_seconds=t.progress.elapsed_seconds)

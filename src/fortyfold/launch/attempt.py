@@ -1,4 +1,4 @@
-"""One attempt of several ranks on this host: torchrun in a process of its own, from its start to its one line.
+"""One attempt of several ranks on this node: torchrun in a process of its own, from its start to its one line.
 
 However this is left (an exception, Ctrl-C), no process remains: torchrun ends its workers when it is told to, and the
 workers die with torchrun, as torchrun does with this process.
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fortyfold.spec.failure import Ending, signal_name
 
@@ -24,17 +25,34 @@ END = signal.SIGUSR2  # as parallel/torchrun.py has it
 _Process = subprocess.Popen[bytes]
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where torchrun's processes of all nodes meet, and which of them this one is."""
+
+    address: str
+    port: int
+    node: int = 0
+    num_nodes: int = 1
+
+
 def run_attempt(module: str, procs: int, environment: Mapping[str, str], attend: Callable[[], None]) -> Ending:
-    """Run `procs` workers to their end; gives how they ended. `attend` is called about ten times a second.
+    """Run `procs` workers, all on this node, to their end; gives how they ended.
 
     A port that another process took between its choice and its use costs a start of torchrun, and no more.
     """
     for _ in range(PORT_TRIES):
-        with _torchrun(module, procs, free_port(), environment) as process:
-            ending = _read(_attended_output(process, attend), process)
+        ending = run_node(module, procs, environment, Rendezvous("127.0.0.1", free_port()), attend)
         if not ending.port_taken:
             break
     return ending
+
+
+def run_node(
+    module: str, procs: int, environment: Mapping[str, str], where: Rendezvous, attend: Callable[[], None]
+) -> Ending:
+    """Run this node's `procs` workers to their end. `attend` is called about ten times a second; it may raise."""
+    with _torchrun(module, procs, where, environment) as process:
+        return _read(_attended_output(process, attend), process)
 
 
 def free_port() -> int:
@@ -45,9 +63,16 @@ def free_port() -> int:
 
 
 @contextmanager
-def _torchrun(module: str, procs: int, port: int, environment: Mapping[str, str]) -> Iterator[_Process]:
+def _torchrun(module: str, procs: int, where: Rendezvous, environment: Mapping[str, str]) -> Iterator[_Process]:
     """torchrun, in a session of its own: a Ctrl-C in the terminal is for the launcher alone."""
-    options = [f"--procs={procs}", f"--module={module}", f"--master-port={port}"]
+    options = [
+        f"--procs={procs}",
+        f"--module={module}",
+        f"--nnodes={where.num_nodes}",
+        f"--node-rank={where.node}",
+        f"--master-addr={where.address}",
+        f"--master-port={where.port}",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "fortyfold.parallel.torchrun", *options],
         env=dict(environment),

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -46,12 +46,10 @@ class Pulse:
         host: str,
         port: int,
         on_lost: Callable[[Failure], object] = end_process,
-        check_requests: Callable[[], object] | None = None,
     ) -> None:
-        """`on_lost` is called once, in the watching thread; `check_requests` once a round, in the talking one."""
+        """`on_lost` is called once, in the watching thread."""
         self.state = "starting"
         """What this rank is about, in a word; others name it."""
-        self.check_requests = check_requests
         self._world, self._host, self._port, self._on_lost = world, host, port, on_lost
         self._deadline_seconds, self._round_seconds = deadline_seconds, min(ROUND_SECONDS, deadline_seconds / 10)
         self._place, self._armed, self._failed = (0, 0), False, ""
@@ -127,7 +125,6 @@ class Pulse:
         while True:
             closing = self._closing.is_set()  # asked first: the last round tells the others
             try:
-                self._look()
                 store = store or self._connect()
                 self._exchange(store, closing)
                 self._trouble = ""
@@ -137,11 +134,6 @@ class Pulse:
                 return
             self._wake.wait(self._round_seconds)
             self._wake.clear()
-
-    def _look(self) -> None:
-        if self.check_requests is not None:
-            with suppress(OSError):  # a file system that fails for a moment; the next round looks again
-                self.check_requests()
 
     def _connect(self) -> Store:
         timeout = timedelta(seconds=self._deadline_seconds)

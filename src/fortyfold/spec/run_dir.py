@@ -6,6 +6,11 @@
     checkpoints/step-000000420-0001/  model, ema and training.safetensors, manifest.json
     stopped.json                  why an unfinished run stopped; absent while it runs and when it crashed
     stop-request.json             asks a run of several ranks to stop, as the signal that it names would
+    launch/plan.json              recipe, site and nodes of a run on a site; job.sh and node.sh, as they were submitted
+    launch/job.json               the scheduler's name of the job
+    launch/ended                  a job's last word (launch/requeue.py); requeues.json how far it was the time before
+    launch/invitation-….json      where the first node awaits the others, while it does
+    logs/job-….log                a job's own output
     logs/rank-00000.log           what a rank of several had to say besides; a file a rank
     summary.csv, dawnbench.tsv    a row an evaluation
     points.csv, tensorboard/, wandb/  what the sinks wrote, of those that were attached
@@ -57,8 +62,43 @@ class RunDir:
     def stop_request(self) -> Path:
         return self.path / "stop-request.json"
 
+    @property
+    def launch(self) -> Path:
+        return self.path / "launch"
+
+    @property
+    def plan(self) -> Path:
+        return self.launch / "plan.json"
+
+    @property
+    def job_script(self) -> Path:
+        return self.launch / "job.sh"
+
+    @property
+    def node_script(self) -> Path:
+        return self.launch / "node.sh"
+
+    @property
+    def job(self) -> Path:
+        return self.launch / "job.json"
+
+    @property
+    def ended(self) -> Path:
+        return self.launch / "ended"
+
+    @property
+    def requeues(self) -> Path:
+        return self.launch / "requeues.json"
+
+    def invitation(self, start: str) -> Path:
+        return self.launch / f"invitation-{start}.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
     def rank_log(self, rank: int) -> Path:
-        return self.path / "logs" / f"rank-{rank:05d}.log"
+        return self.logs / f"rank-{rank:05d}.log"
 
     @property
     def scores(self) -> Path:
@@ -137,7 +177,8 @@ class RunDir:
 
     def refuse_foreign(self) -> None:
         """A UserError for a folder that holds something, but no run and nothing that a run begins with."""
-        beginnings = {self.lock.name, self.launcher_lock.name, self.stop_request.name, self.rank_log(0).parent.name}
+        own = (self.lock, self.launcher_lock, self.stop_request, self.logs, self.launch)
+        beginnings = {path.name for path in own}
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() and not self.exists else []
         foreign = [name for name in names if name not in beginnings and not name.startswith(f".{self.spec.name}")]
         if foreign:
@@ -174,6 +215,17 @@ class RunDir:
     def hold_launch(self) -> AbstractContextManager[None]:
         """Hold it for this command, whichever processes train in it for a while."""
         return self._hold(self.launcher_lock)
+
+    def set_aside(self) -> Path | None:
+        """For --fresh: move a run that nobody holds out of the way; gives its new place."""
+        if not self.exists:
+            return None
+        with self.hold_launch(), self.hold():
+            here = self.path.resolve()
+            aside = here.with_name(f"{here.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+            if aside.exists():
+                raise UserError(f"{aside} is in the way; try again in a second")
+            return here.rename(aside)
 
     @contextmanager
     def _hold(self, lock: Path) -> Iterator[None]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, write_json
 
+LOOK_SECONDS = 1.0
 REASONS = {signal.SIGINT: "cancelled", signal.SIGTERM: "terminated", signal.SIGUSR1: "out of time"}
 
 
@@ -21,6 +22,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._reason: str | None = None
 
     def listen(self) -> "StopFlag":
         """Take over the three signals for the rest of this process (call it in the main thread)."""
@@ -41,9 +43,14 @@ class StopFlag:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def ask(self, number: int) -> None:
-        """As if that signal had come."""
-        self.signal = self.signal or signal.Signals(number)
+    def ask(self, number: int, reason: str | None = None) -> None:
+        """As if that signal had come; `reason` says more than the signal does."""
+        if self.signal is None:
+            self.signal, self._reason = signal.Signals(number), reason
+
+    def ask_by_name(self, name: str, reason: str | None = None) -> None:
+        """The same on behalf of another process."""
+        self.ask(signal.Signals[name], reason)
 
     def ask_if(self, number: int | None) -> None:
         if number is not None:
@@ -59,7 +66,22 @@ class StopFlag:
     @property
     def reason(self) -> str:
         assert self.signal is not None
-        return REASONS[self.signal]
+        return self._reason or REASONS[self.signal]
+
+
+def write_request(run_dir: RunDir, stop: StopFlag) -> None:
+    """Ask the ranks of a run, wherever they are, for what this process was asked for."""
+    assert stop.signal is not None
+    write_json(run_dir.stop_request, {"signal": stop.signal.name, "reason": stop.reason})
+
+
+def stop_reason(run_dir: RunDir, number: signal.Signals) -> str:
+    """Why ranks that agreed on that signal stop: who asked for it may know more than the signal says."""
+    try:
+        request = json.loads(run_dir.stop_request.read_text(encoding="utf-8"))
+        return str(request["reason"]) if request["signal"] == number.name else REASONS[number]
+    except (OSError, ValueError, KeyError, TypeError):
+        return REASONS[number]
 
 
 def read_request(run_dir: RunDir) -> signal.Signals | None:
@@ -68,3 +90,21 @@ def read_request(run_dir: RunDir) -> signal.Signals | None:
         return signal.Signals[json.loads(run_dir.stop_request.read_text(encoding="utf-8"))["signal"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@contextmanager
+def hearing_requests(run_dir: RunDir, stop: StopFlag) -> Iterator[None]:
+    """Inside, a request in the run directory is as good as a signal: a thread looks for one about once a second."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_SECONDS):
+            stop.ask_if(read_request(run_dir))
+
+    thread = threading.Thread(target=look, name="stop-requests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

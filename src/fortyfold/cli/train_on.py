@@ -1,0 +1,119 @@
+"""`fortyfold train --on SITE`: the same training in another place."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.events import read_events
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.run_dir import RunDir, write_atomically
+from fortyfold.spec.site import Site
+
+if TYPE_CHECKING:
+    from fortyfold.launch.contract import Rendered
+    from fortyfold.launch.plan import Plan
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says beside the recipe."""
+
+    site_name: str
+    site: Site
+    nodes: int | None = None
+    procs: int | None = None
+    out: Path | None = None
+    interactive: bool = False
+    dry_run: bool = False
+    watch: bool = False
+    fresh: bool = False
+
+
+def train_on(recipe: Recipe, wishes: Wishes) -> int:
+    """Hand the run over to its site; gives the exit code."""
+    from fortyfold.launch.contract import load_launcher
+
+    plan = _plan(recipe, wishes)
+    launcher = load_launcher(plan.site.kind)
+    rendered = launcher.render(plan, wishes.interactive)
+    if wishes.dry_run:
+        _show(rendered)
+        return 0
+    run_dir = RunDir(plan.run)
+    _require_free(run_dir, wishes.fresh)
+    if not wishes.fresh and _is_finished(run_dir):
+        print(f"{run_dir.path} is trained already; --fresh starts anew")
+        return 0
+    if wishes.fresh and (aside := run_dir.set_aside()):
+        print(f"the run that was here is now {aside}")
+    run_dir.refuse_foreign()
+    _write(plan, rendered)
+    if wishes.interactive:
+        from fortyfold.cli.interactive import run_interactively
+
+        return run_interactively(plan, rendered)
+    job = launcher.submit(plan, rendered)
+    job.write(run_dir)
+    _tell(plan, job.id)
+    if wishes.watch:
+        from fortyfold.cli.watch import watch
+
+        return watch(run_dir.path)
+    return 0
+
+
+def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
+    from fortyfold.launch.environment import train_job
+    from fortyfold.launch.plan import make_plan
+
+    site = wishes.site
+    run = (wishes.out or Path(site.run_root or "runs") / recipe.name).absolute()
+    if site.scratch and recipe.data.stage is None:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"stage": site.scratch})})
+    job = train_job(recipe, run, ["fortyfold", *sys.argv[1:]])
+    return make_plan(wishes.site_name, site, run, job, wishes.nodes, wishes.procs)
+
+
+def _show(rendered: "Rendered") -> None:
+    for path, text in rendered.files.items():
+        print(f"# {path}\n{text}")
+    print(f"# then\n{shlex.join(rendered.command)}")
+
+
+def _require_free(run_dir: RunDir, fresh: bool) -> None:
+    """A UserError while an earlier job of the run may still train in it."""
+    from fortyfold.launch.contract import load_launcher, read_job
+
+    job = read_job(run_dir)
+    if job is not None and (state := load_launcher(job.kind).state(job)):
+        raise UserError(
+            f"{run_dir.path} is {job.kind} job {job.id} already ({state}); "
+            f"`fortyfold watch {run_dir.path}` follows it, `fortyfold stop {run_dir.path}` ends it"
+        )
+
+
+def _is_finished(run_dir: RunDir) -> bool:
+    events = read_events(run_dir.events())
+    return bool(events) and events[-1]["kind"] == "finished"
+
+
+def _write(plan: "Plan", rendered: "Rendered") -> None:
+    run_dir = RunDir(plan.run)
+    for folder in (run_dir.launch, run_dir.logs):
+        folder.mkdir(parents=True, exist_ok=True)
+    run_dir.ended.unlink(missing_ok=True)
+    run_dir.requeues.unlink(missing_ok=True)
+    plan.write()
+    for path, text in rendered.files.items():
+        write_atomically(path, text.encode())
+
+
+def _tell(plan: "Plan", job_id: str) -> None:
+    from fortyfold.launch.plan import describe_shapes
+
+    run = shlex.quote(str(plan.run))
+    print(f"submitted {plan.name} to {plan.site_name} as job {job_id}: {describe_shapes(plan.shapes)}")
+    print(f"follow it  fortyfold watch {run}\nend it     fortyfold stop {run}", flush=True)

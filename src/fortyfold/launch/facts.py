@@ -1,0 +1,81 @@
+"""What a node tells of itself when the nodes meet, and whether all of them together are what was planned."""
+
+import platform
+import socket
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fortyfold.data import decode
+from fortyfold.launch.place import Place
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.nodes import NodeShape
+
+PACKAGES = ("fortyfold", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
+
+Facts = dict[str, Any]
+
+
+def own_facts(place: Place) -> Facts:
+    return {
+        "node": place.node,
+        "num_nodes": place.num_nodes,
+        "host": socket.gethostname(),
+        "gpus": place.num_gpus,
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "decoder": decode.NAME,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def name_node(facts: Facts) -> str:
+    return f"node {facts['node']} ({facts['host']})"
+
+
+def lay_out(planned: Sequence[NodeShape], nodes: Sequence[Facts]) -> list[int]:
+    """How many ranks each node runs. A UserError says what is not as planned, and where."""
+    _require_alike(nodes)
+    if len(planned) != len(nodes):
+        raise UserError(f"{len(nodes)} nodes came, and {len(planned)} were asked for; --nodes says how many")
+    if len({shape.procs for shape in planned}) == 1 or not planned[0].gpus.count:
+        procs = [shape.procs for shape in planned]
+    else:  # the scheduler has placed unequal nodes in an order of its own
+        procs = [min(int(facts["gpus"] or 0), max(shape.procs for shape in planned)) for facts in nodes]
+        if sum(procs) != sum(shape.procs for shape in planned):
+            raise UserError(
+                f"{sum(procs)} GPUs were found ({_list_gpus(nodes)}), and {sum(shape.procs for shape in planned)} "
+                "ranks were planned; the world would not be the one that was asked for"
+            )
+    for shape, facts, count in zip(planned, nodes, procs, strict=True):
+        if shape.gpus.count and (facts["gpus"] or 0) < count:
+            raise UserError(
+                f"{name_node(facts)} has {facts['gpus'] or 'no'} GPUs, and {count} were asked for; "
+                "see that the scheduler grants them (gpus)"
+            )
+    return procs
+
+
+def _list_gpus(nodes: Sequence[Facts]) -> str:
+    return ", ".join(f"{facts['host']}: {facts['gpus'] or 0}" for facts in nodes)
+
+
+def _require_alike(nodes: Sequence[Facts]) -> None:
+    first = nodes[0]
+    for facts in nodes[1:]:
+        for name, here in facts["versions"].items():
+            if here != first["versions"].get(name):
+                raise UserError(
+                    f"{name_node(facts)} has {name} {here}, and {name_node(first)} {first['versions'].get(name)}; "
+                    "all nodes need the same versions (modules, conda, venv, container)"
+                )
+        if facts["decoder"] != first["decoder"]:
+            raise UserError(
+                f"{name_node(facts)} decodes by {facts['decoder']}, and {name_node(first)} by {first['decoder']}; "
+                "their pixels differ; FORTYFOLD_DECODER=pillow in the site's variables makes them alike"
+            )

@@ -1,0 +1,1 @@
+"""The launchers: a file a kind of site, with the functions of launch/contract.py."""

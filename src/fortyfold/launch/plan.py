@@ -1,0 +1,93 @@
+"""A run and the place it goes to: all that a launcher needs for its script, and a node for its part. Plain data."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.nodes import Gpus, NodeShape
+from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.site import Site
+from fortyfold.spec.site_file import parse_site
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    site_name: str
+    site: Site
+    shapes: tuple[NodeShape, ...]
+    """What is asked for, node by node."""
+    run: Path
+    """The run directory, as the nodes see it."""
+    folder: Path
+    """Where the command was given; paths in the recipe may be relative to it."""
+    python: str
+    """The interpreter on the nodes."""
+    job: dict[str, Any]
+    """What the workers are told (launch/environment.py)."""
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(shape.procs for shape in self.shapes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "site_name": self.site_name,
+            "site": self.site.model_dump(mode="json", exclude_defaults=True),
+            "shapes": [asdict(shape) for shape in self.shapes],
+            "run": str(self.run),
+            "folder": str(self.folder),
+            "python": self.python,
+            "job": self.job,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Plan":
+        if value.get("format") != FORMAT:
+            raise UserError("the plan was made by another version of fortyfold; give the train command again")
+        shapes = tuple(NodeShape(**shape | {"gpus": Gpus(**shape["gpus"])}) for shape in value["shapes"])
+        site = parse_site(value["site"], source=f"the plan of {value['run']}")
+        run, folder = Path(value["run"]), Path(value["folder"])
+        return cls(value["site_name"], site, shapes, run, folder, value["python"], value["job"])
+
+    def write(self) -> None:
+        write_json(RunDir(self.run).plan, self.to_json())
+
+
+def read_plan(path: Path) -> Plan:
+    try:
+        return Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise RunFailed(f"cannot read the plan {path}: {error}") from None
+
+
+def make_plan(site_name: str, site: Site, run: Path, job: dict[str, Any], nodes: int | None, procs: int | None) -> Plan:
+    """The site's wishes with the command's; a UserError where they do not fit."""
+    try:
+        shapes = site.shapes(nodes, procs)
+    except ValueError as error:
+        raise UserError(f"site {site_name}: {error}") from None
+    own = site.conda or site.venv or site.container
+    python = site.python or ("python3" if own else sys.executable)
+    return Plan(site_name, site, shapes, run, Path.cwd(), python, job)
+
+
+def describe_shapes(shapes: Sequence[NodeShape]) -> str:
+    """ "2 nodes of 4 processes", "3 nodes of 2, 2 and 1 processes"."""
+    counts = [shape.procs for shape in shapes]
+    nodes = f"{len(counts)} node{'s' if len(counts) > 1 else ''}"
+    if len(set(counts)) == 1:
+        return f"{nodes} of {counts[0]} process{'es' if counts[0] > 1 else ''}"
+    return f"{nodes} of {', '.join(map(str, counts[:-1]))} and {counts[-1]} processes"

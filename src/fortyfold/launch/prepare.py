@@ -1,0 +1,43 @@
+"""What happens before training on a site: the demo's data is made once, and each node stages a copy for itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fortyfold.data.demo import make_demo, wanted_demo
+from fortyfold.data.prepare.work import in_words
+from fortyfold.data.splits import open_split
+from fortyfold.data.stage import Staged, scratch_folder, stage
+from fortyfold.launch.plan import Plan
+from fortyfold.spec.recipe import Recipe
+from fortyfold.spec.recipe_file import parse_recipe
+
+STREAMS = 4
+
+Attend = Callable[[], None]
+
+
+def prepare_data(plan: Plan, attend: Attend) -> None:
+    """On the first node, before the others do anything: make the demo's data, and index a folder of files once."""
+    recipe = _recipe(plan)
+    root = Path(recipe.data.root)
+    if demo := wanted_demo(recipe.data):
+        make_demo(root, demo, progress=lambda done, total: attend())
+    if not recipe.data.stage:
+        open_split(root, "train", progress=lambda done, total: attend())
+
+
+def stage_here(plan: Plan, attend: Attend) -> Staged | None:
+    """On every node: the copy that its workers read, and how long it took to get it there."""
+    recipe = _recipe(plan)
+    if not recipe.data.stage:
+        return None
+    staged = stage(
+        Path(recipe.data.root), scratch_folder(recipe.data.stage), STREAMS, lambda done, total: attend(), verify=True
+    )
+    copied, there = in_words(staged.copied_bytes), in_words(staged.there_bytes)
+    print(f"staged {copied} to {staged.root} in {staged.seconds:.0f} s, {there} were there", flush=True)
+    return staged
+
+
+def _recipe(plan: Plan) -> Recipe:
+    return parse_recipe(plan.job["recipe"], source=f"the plan of {plan.run}")

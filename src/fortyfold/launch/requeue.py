@@ -1,0 +1,39 @@
+"""A run's last word, for whoever brought it to the nodes: one line in the file `ended` of its directory.
+
+    trained         all is done
+    cancelled       somebody wanted it to stop; also the words of a failure: failed
+    out of time, spot notice, lost   to be queued again
+    terminated      by SIGTERM: to be queued again if the scheduler says that this was a preemption
+    no progress     would be queued again, but MOST_IDLE times in a row nothing new was saved
+
+The job's script reads it on the host, outside of any container, where the scheduler's commands are.
+"""
+
+import json
+
+from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
+
+AGAIN = ("out of time", "spot notice", "lost")
+MAYBE_AGAIN = "terminated"
+MOST_IDLE = 3
+
+
+def note_end(run_dir: RunDir, word: str) -> None:
+    """Say it, unless going on would have no point."""
+    if word in (*AGAIN, MAYBE_AGAIN):
+        word = _with_patience(run_dir, word)
+    elif run_dir.requeues.exists():
+        run_dir.requeues.unlink()
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    write_atomically(run_dir.ended, f"{word}\n".encode())
+
+
+def _with_patience(run_dir: RunDir, word: str) -> str:
+    saved = run_dir.saved_steps() or 0
+    try:
+        before = json.loads(run_dir.requeues.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {"saved_steps": 0, "idle": 0}
+    idle = 0 if saved > before["saved_steps"] else before["idle"] + 1
+    write_json(run_dir.requeues, {"saved_steps": saved, "idle": idle})
+    return f"no progress ({word})" if idle >= MOST_IDLE else word

@@ -1,0 +1,75 @@
+"""Shell text: what a node does before our own program takes over, and pieces that job scripts share.
+
+Every string that a user may have written is quoted by `shlex.quote`; nothing is ever put into a script unquoted.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+from fortyfold.launch.plan import Plan
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.site import Site
+
+quote = shlex.quote
+
+_FIND_MODULE = """\
+if ! command -v module >/dev/null; then
+    for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh "${MODULESHOME:-}/init/bash"; do
+        # shellcheck source=/dev/null
+        if [ -r "$init" ]; then . "$init"; fi
+    done
+fi"""
+
+
+def job_name(plan: Plan) -> str:
+    """The run's name, as schedulers take one."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", f"fortyfold-{plan.name}")[:64]
+
+
+def comment(text: str) -> str:
+    """For people; whatever it holds, it stays a comment."""
+    return "# " + "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def render_node(plan: Plan) -> str:
+    """node.sh: what a node does, by whatever means it was started there."""
+    lines = [
+        "#!/bin/bash",
+        comment(f"A node of the run {plan.name} on the site {plan.site_name}, written by fortyfold train."),
+        "# Arguments: which start of the job this is; if only job.sh knows them, the node's and the nodes' number.",
+        f"cd {quote(str(plan.folder))} || exit 2",
+        "umask 022",
+        'export PATH="${PATH:-}:/usr/local/bin:/usr/bin:/bin" PYTHONUNBUFFERED=1',
+        'if [ "$#" -gt 1 ]; then export FORTYFOLD_NODE="$2" FORTYFOLD_NODES="$3"; fi',
+        *environment_lines(plan.site),
+        *_start(plan),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def environment_lines(site: Site) -> list[str]:
+    """Modules, conda or venv, and variables, in this order."""
+    lines = []
+    if site.modules:
+        lines += [_FIND_MODULE, *(f"module load {quote(name)} || exit 2" for name in site.modules)]
+    if site.conda:
+        lines += ['eval "$(conda shell.bash hook)" || exit 2', f"conda activate {quote(site.conda)} || exit 2"]
+    if site.venv:
+        lines += ["# shellcheck source=/dev/null", f". {quote(str(Path(site.venv, 'bin', 'activate')))} || exit 2"]
+    return lines + [f"export {name}={quote(value)}" for name, value in site.variables.items()]
+
+
+def _start(plan: Plan) -> list[str]:
+    agent = f'{quote(plan.python)} -m fortyfold.launch.node --plan {quote(str(RunDir(plan.run).plan))} --meeting "$1"'
+    if plan.site.container is None:
+        return [f"exec {agent}"]
+    binds = [str(plan.folder), str(plan.run.parent), *plan.site.binds]
+    options = " ".join(f"--bind {quote(bind)}" for bind in dict.fromkeys(binds))
+    return [
+        "container=$(command -v apptainer || command -v singularity) || {",
+        '    echo "fortyfold: neither apptainer nor singularity is on $(hostname); load its module (modules)" >&2',
+        "    exit 2",
+        "}",
+        f'exec "$container" exec --nv --pwd {quote(str(plan.folder))} {options} {quote(plan.site.container)} {agent}',
+    ]

@@ -1,0 +1,206 @@
+"""A site: where to run. One class a kind, so that a key is valid only where something reads it.
+
+What ends up in a scheduler's directive is a `Word`: it has no blanks, quotes or line breaks, so that it is one word to
+every parser. Paths and commands may hold anything; they are quoted where they are written (launch/script.py).
+`spec/site_file.py` makes sites from TOML.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fortyfold.spec.nodes import Gpus, NodeShape, parse_gpus, parse_memory, parse_seconds
+from fortyfold.spec.section import Count, Section
+
+_WORD = re.compile(r"[\w.,:;&|()\[\]*!@/+=~%{}^-]+", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|NETRC", re.IGNORECASE)
+
+
+def _check_word(text: str) -> str:
+    if not _WORD.fullmatch(text) or text.startswith("-"):
+        raise ValueError(f"{text!r} is not one plain word (no blanks, quotes, # or leading -)")
+    return text
+
+
+def _check_line(text: str) -> str:
+    """An option of the scheduler's own, in one of its directives."""
+    if not text.startswith("-") or not text.isprintable() or any(mark in text for mark in "#'\"\\`$"):
+        raise ValueError(
+            f"{text!r} is not an option on one line, such as --reservation=maintenance (no quotes, # or $)"
+        )
+    return text
+
+
+def _check_printable(text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError("must be printable text without line breaks")
+    return text
+
+
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an environment variable")
+    return names
+
+
+def _check_variables(variables: dict[str, str]) -> dict[str, str]:
+    _check_names(tuple(variables))
+    for name, value in variables.items():
+        if "\0" in value:
+            raise ValueError(f"{name} holds a null character")
+        if _SECRET.search(name):
+            raise ValueError(f"{name} looks like a secret, and variables are written to files; name it in secrets")
+    return variables
+
+
+def _readable_by(parse: Callable[[Any], object]) -> Callable[[Any], Any]:
+    def check(text: Any) -> Any:
+        parse(text)
+        return text
+
+    return check
+
+
+Word = Annotated[str, AfterValidator(_check_word)]
+Line = Annotated[str, AfterValidator(_check_line)]
+Text = Annotated[str, AfterValidator(_check_printable)]
+GpuText = Annotated[int | str, AfterValidator(_readable_by(parse_gpus))]
+Memory = Annotated[str, AfterValidator(_readable_by(parse_memory))]
+Duration = Annotated[str, AfterValidator(_readable_by(parse_seconds))]
+
+
+class NodeGroup(Section):
+    """Some nodes alike, where not all are; what is left out is the site's."""
+
+    nodes: Count = 1
+    procs: Count | None = None
+    gpus: GpuText | None = None
+    cpus: Count | None = None
+    memory: Memory | None = None
+
+
+class Site(Section):
+    """What every kind of site has."""
+
+    kind: Literal["local", "ssh", "slurm", "pbs", "aws"]
+    """local: this machine. ssh: a list of hosts. slurm, pbs: a cluster's scheduler. aws: instances made for the run."""
+    nodes: Count = 1
+    """How many machines; --nodes says otherwise."""
+    procs: Count | None = None
+    """Processes (ranks) on each; default: one a GPU, or one. --procs says otherwise."""
+    gpus: GpuText | None = None
+    """GPUs of each node: a count, or type and count as in "v100:4"."""
+    cpus: Count | None = None
+    """Processor cores of each node."""
+    memory: Memory | None = None
+    """Main memory of each node, such as "250gb"."""
+    groups: tuple[NodeGroup, ...] = ()
+    """Where nodes differ: groups of nodes, each with its own nodes, procs, gpus, cpus and memory."""
+    modules: tuple[Text, ...] = ()
+    """Environment modules to load on each node."""
+    conda: Text | None = None
+    """A conda environment to activate on each node: its name or path."""
+    venv: Text | None = None
+    """A Python virtual environment to activate on each node: its path."""
+    variables: Annotated[dict[str, str], AfterValidator(_check_variables)] = Field(default_factory=dict)
+    """Environment variables for each node. They are written to files: no secrets."""
+    secrets: Annotated[tuple[str, ...], AfterValidator(_check_names)] = ()
+    """Names of environment variables whose values reach the nodes, and no file, log or command line."""
+    python: Text | None = None
+    """The interpreter on the nodes; default: this one, or that of conda, venv or the container."""
+    container: Text | None = None
+    """An Apptainer image to run in: a .sif file, or docker://…"""
+    binds: tuple[Text, ...] = ()
+    """Folders that the container sees as well, as Apptainer's --bind takes them."""
+    scratch: Text | None = None
+    """A fast disk of each node; sharded data is staged there before training. Environment variables are filled in."""
+    interface: Text | None = None
+    """The network interface that nodes talk by; default: the one that leads from each node to the first."""
+    run_root: Text | None = None
+    """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.conda and self.venv:
+            raise ValueError("conda and venv exclude each other; keep one")
+        if self.binds and not self.container:
+            raise ValueError("binds is for a container, and does nothing here; leave it out")
+        if self.groups and self.nodes != 1:
+            raise ValueError("groups count the nodes; leave nodes out")
+        return self
+
+    def shapes(self, nodes: int | None = None, procs: int | None = None) -> tuple[NodeShape, ...]:
+        """What each node is asked for, node by node; `nodes` and `procs` win over the site's."""
+        if self.groups and nodes is not None and nodes != sum(group.nodes for group in self.groups):
+            raise ValueError(f"its groups have {sum(group.nodes for group in self.groups)} nodes, not {nodes}")
+        groups = self.groups or (NodeGroup(nodes=nodes or self.nodes),)
+        return tuple(self._shape(group, procs) for group in groups for _ in range(group.nodes))
+
+    def _shape(self, group: NodeGroup, procs: int | None) -> NodeShape:
+        def own(key: str) -> Any:
+            given = getattr(group, key)
+            return getattr(self, key) if given is None else given
+
+        gpus, memory = own("gpus"), own("memory")
+        asked = parse_gpus(gpus) if gpus is not None else Gpus(0)
+        count = procs or own("procs") or asked.count or 1
+        if asked.count and count > asked.count:
+            raise ValueError(f"{count} processes on a node of {asked.count} GPUs; one needs a GPU of its own")
+        return NodeShape(count, asked, own("cpus"), parse_memory(memory) if memory else None)
+
+
+class LocalSite(Site):
+    kind: Literal["local"]
+
+
+class BatchSite(Site):
+    """What clusters with a scheduler have in common. All nodes see the run directory."""
+
+    time_limit: Duration | None = None
+    """The longest that the job may take: "20:00" is twenty minutes, "1:00:00" an hour, "2-00:00:00" two days."""
+    account: Word | None = None
+    """Whom the time is charged to."""
+    warn_seconds: Annotated[int, Field(ge=10)] = 180
+    """So long before the time limit the run is saved and queued again."""
+    logs: Text | None = None
+    """The folder for the job's own output; default: logs/ in the run directory."""
+    lines: tuple[Line, ...] = ()
+    """More options for the scheduler, one each, such as --reservation=maintenance."""
+
+
+class SlurmSite(BatchSite):
+    kind: Literal["slurm"]
+    partition: Word | None = None
+    """Slurm's --partition."""
+    qos: Word | None = None
+    """Slurm's --qos."""
+    constraint: Word | None = None
+    """Slurm's --constraint: features that the nodes must have."""
+
+
+class PbsSite(BatchSite):
+    kind: Literal["pbs"]
+    queue: Word | None = None
+    """PBS's -q."""
+    attributes: dict[Word, Word | int] = Field(default_factory=dict)
+    """What the site asks for in each chunk besides, such as { gpu_model = "a100", phase = 28 }."""
+
+
+class SshSite(Site):
+    kind: Literal["ssh"]
+    hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
+    """The machines, as ssh is told them; the first one leads."""
+    config: Text | None = None
+    """A configuration file for ssh, instead of the user's own."""
+    shared: bool = True
+    """Whether all hosts and this machine see the run directory under the same path. If not, it is kept on the first
+    host, and fetched after every checkpoint."""
+    bootstrap: Literal["there", "wheel"] = "there"
+    """How the hosts get fortyfold: it is there already, or a wheel is sent, and installed once a version."""
+
+
+KINDS: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite, "slurm": SlurmSite, "pbs": PbsSite}
