@@ -133,7 +133,9 @@ def _configure(folder: Path) -> None:
     for name, port in zip(NODES, ports[1:], strict=True):
         (folder / f"spool-{name}").mkdir()
         wants = f" Gres=gpu:{gpus[name]}" if name in gpus else ""
-        lines.append(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=2000{wants}")
+        lines.append(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4 RealMemory=2000{wants}"
+        )
         for number in range(gpus.get(name, 0)):
             device = folder / f"{name}-gpu{number}"
             os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -161,9 +163,13 @@ def _start(processes: list["subprocess.Popen[bytes]"], folder: Path, *command: s
     with (folder / "daemons.log").open("ab") as log:
         processes.append(
             subprocess.Popen(
-                command, env={**os.environ, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env={**os.environ, "PATH": path, "SLURM_CONF": str(folder / "slurm.conf")},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         )
 
 

@@ -11,7 +11,8 @@ import pytest
 from fortyfold.launch import attempt, local
 from fortyfold.launch.culprit import find_culprit
 from fortyfold.launch.environment import worker_environment
-from fortyfold.launch.local import MOST_IDLE_ATTEMPTS, Ended, run_local
+from fortyfold.launch.local import run_local
+from fortyfold.launch.supervise import MOST_IDLE_ATTEMPTS, Ended
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.failure import Ending, Failure, name_ranks
 from fortyfold.spec.run_dir import RunDir

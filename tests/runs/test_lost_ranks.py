@@ -57,7 +57,7 @@ class Cluster:
         changes = {"data.root": str(data), "data.demo": None, "epochs": 1000, **SAVES}
         recipe = load_recipe("tiny", {**changes, "strategy.deadline_seconds": DEADLINE_SECONDS})
         self._environment = {
-            JOB: json.dumps(train_job(recipe, run_dir, None, [])),
+            JOB: json.dumps(train_job(recipe, run_dir.path, [])),
             "GLOO_SOCKET_IFNAME": Host.interface,
             "OMP_NUM_THREADS": "1",
         }

@@ -57,7 +57,7 @@ def _train(job: Job, run_dir: RunDir, pulse: Pulse) -> None:
     recipe = parse_recipe(job["recipe"], source="the launcher")
     staged = Staged.from_json(job["staged"]) if job["staged"] else None
     hearing = hearing_requests(run_dir, stop) if world.rank == 0 else nullcontext()
-    with hearing, joined(recipe.seed) as ranks:
+    with hearing, joined(recipe.seed, apart=job.get("apart", False)) as ranks:
         train(recipe, run_dir, stop, job["command"], staged, ranks=ranks, pulse=pulse)
 
 

@@ -1,39 +1,34 @@
-"""`fortyfold train --on SITE --interactive`: in the foreground, in an allocation that is there or asked for now."""
+"""Training on a site in the foreground: this command stays, shows the run, and passes a stop on."""
 
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from fortyfold.cli.display import Display
-from fortyfold.cli.following import describe_state, exit_code
-from fortyfold.spec.errors import UserError
+from fortyfold.cli.following import STOPPED, TRAINED, describe_state
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.stop import StopFlag, write_request
+from fortyfold.spec.stop import StopFlag
 
 if TYPE_CHECKING:
-    from fortyfold.launch.contract import Rendered
+    from fortyfold.launch.contract import Launcher, Rendered
     from fortyfold.launch.plan import Plan
 
-POLL_SECONDS = 0.2
 
-
-def run_interactively(plan: "Plan", rendered: "Rendered") -> int:
-    """Until the job's script ends. A signal asks the run to save and stop; it is not sent to the nodes."""
-    from subprocess import TimeoutExpired
-
-    from fortyfold.launch.kinds import slurm
-
-    run_dir, stop, asked = RunDir(plan.run), StopFlag().listen(), False
-    with Display(run_dir, plan.job["recipe"]["log"]["every_steps"]), slurm.run_interactively(rendered) as process:
-        while True:
-            try:
-                code = process.wait(POLL_SECONDS)
-                break
-            except TimeoutExpired:
-                if stop.requested and not asked:
-                    asked = True
-                    write_request(run_dir, stop)
-                    if not run_dir.is_locked():  # nothing has begun that would save
-                        process.terminate()
+def run_interactively(launcher: "Launcher", plan: "Plan", rendered: "Rendered", run_dir: RunDir) -> int:
+    """Until it is over; gives the exit code."""
+    stop, started = StopFlag().listen(), time.time()
+    with Display(run_dir, plan.job["recipe"]["log"]["every_steps"]) as display:
+        code = launcher.run(plan, rendered, run_dir, stop, display.say)
+    if code not in (TRAINED, STOPPED):
+        _repeat_complaints(run_dir, started)
     print(describe_state(run_dir), flush=True)
-    if not run_dir.ended.exists():
-        raise UserError(f"no allocation was had, or it ended at once (exit code {code})")
-    return exit_code(run_dir)
+    return code
+
+
+def _repeat_complaints(run_dir: RunDir, since: float) -> None:
+    """What the nodes of a failed run had to complain of stands in their logs."""
+    for log in sorted(run_dir.logs.glob("job-*.log")):
+        if log.stat().st_mtime >= since:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            for line in dict.fromkeys(line for line in lines if line.startswith("fortyfold: ")):
+                print(line, file=sys.stderr)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.run_dir import RunDir, write_atomically
-from fortyfold.spec.site import Site
+from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
+from fortyfold.spec.site import Site, SshSite
 
 if TYPE_CHECKING:
     from fortyfold.launch.contract import Rendered
@@ -42,19 +42,19 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     if wishes.dry_run:
         _show(rendered)
         return 0
-    run_dir = RunDir(plan.run)
-    _require_free(run_dir, wishes.fresh)
+    run_dir = RunDir(_place_here(recipe, wishes))
+    _require_free(run_dir)
     if not wishes.fresh and _is_finished(run_dir):
         print(f"{run_dir.path} is trained already; --fresh starts anew")
         return 0
     if wishes.fresh and (aside := run_dir.set_aside()):
         print(f"the run that was here is now {aside}")
     run_dir.refuse_foreign()
-    _write(plan, rendered)
-    if wishes.interactive:
+    _write(plan, rendered, run_dir)
+    if wishes.interactive or not launcher.BATCH:
         from fortyfold.cli.interactive import run_interactively
 
-        return run_interactively(plan, rendered)
+        return run_interactively(launcher, plan, rendered, run_dir)
     job = launcher.submit(plan, rendered)
     job.write(run_dir)
     _tell(plan, job.id)
@@ -69,21 +69,27 @@ def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
     from fortyfold.launch.environment import train_job
     from fortyfold.launch.plan import make_plan
 
-    site = wishes.site
-    run = (wishes.out or Path(site.run_root or "runs") / recipe.name).absolute()
+    site, here = wishes.site, _place_here(recipe, wishes)
+    run = Path(site.run_root or "~/runs") / here.name if isinstance(site, SshSite) and not site.shared else here
     if site.scratch and recipe.data.stage is None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"stage": site.scratch})})
     job = train_job(recipe, run, ["fortyfold", *sys.argv[1:]])
     return make_plan(wishes.site_name, site, run, job, wishes.nodes, wishes.procs)
 
 
+def _place_here(recipe: Recipe, wishes: Wishes) -> Path:
+    """The run directory as this machine sees it: the nodes' own, or a copy where no disk is shared."""
+    shared_root = None if isinstance(wishes.site, SshSite) and not wishes.site.shared else wishes.site.run_root
+    return (wishes.out or Path(shared_root or "runs") / recipe.name).absolute()
+
+
 def _show(rendered: "Rendered") -> None:
     for path, text in rendered.files.items():
         print(f"# {path}\n{text}")
-    print(f"# then\n{shlex.join(rendered.command)}")
+    print("# then", *map(shlex.join, rendered.commands), sep="\n")
 
 
-def _require_free(run_dir: RunDir, fresh: bool) -> None:
+def _require_free(run_dir: RunDir) -> None:
     """A UserError while an earlier job of the run may still train in it."""
     from fortyfold.launch.contract import load_launcher, read_job
 
@@ -100,15 +106,14 @@ def _is_finished(run_dir: RunDir) -> bool:
     return bool(events) and events[-1]["kind"] == "finished"
 
 
-def _write(plan: "Plan", rendered: "Rendered") -> None:
-    run_dir = RunDir(plan.run)
+def _write(plan: "Plan", rendered: "Rendered", run_dir: RunDir) -> None:
     for folder in (run_dir.launch, run_dir.logs):
         folder.mkdir(parents=True, exist_ok=True)
     run_dir.ended.unlink(missing_ok=True)
     run_dir.requeues.unlink(missing_ok=True)
-    plan.write()
+    write_json(run_dir.plan, plan.to_json())
     for path, text in rendered.files.items():
-        write_atomically(path, text.encode())
+        write_atomically(run_dir.launch / path.name, text.encode())
 
 
 def _tell(plan: "Plan", job_id: str) -> None:

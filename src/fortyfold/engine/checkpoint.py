@@ -18,7 +18,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ import safetensors.torch
 
 from fortyfold.engine.progress import Progress
 from fortyfold.engine.state_tree import Tensors
-from fortyfold.parallel.ranks import Ranks
+from fortyfold.parallel.post import Post
+from fortyfold.parallel.ranks import CHUNK_BYTES, Ranks
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.run_dir import MODEL, RunDir, fsync_folder
 
@@ -72,24 +74,27 @@ class Snapshot:
         return int(self.name.rpartition("-")[2])
 
 
-Report = dict[str, Any]  # what a rank tells of its file: its size and hash, and the plain part; or what went wrong
-Collect = Callable[[str, Report], list[Report] | None]  # tells rank 0, which gets those of all ranks (parallel/post.py)
+Report = dict[str, Any]
+"""What a rank tells of its file: its size and hash, the plain part, and whether it was sent; or what went wrong."""
 
 
 def rank_file(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def write(run_dir: RunDir, snapshot: Snapshot, collect: Collect | None = None) -> Path:
+def write(run_dir: RunDir, snapshot: Snapshot, post: Post | None = None, *, far: bool = False) -> Path:
     """Make the checkpoint durable, then visible. Raises OSError and leaves nothing when it cannot.
 
-    With several ranks all call it, and `collect` brings their reports to rank 0; others return without waiting.
+    With several ranks all call it, and `post` brings their reports to rank 0; others return without waiting. A rank
+    that is `far` does not see rank 0's disk: its file travels.
     """
     beside = run_dir.checkpoints / f"{_BESIDE}{snapshot.name}"
-    beside.mkdir(parents=True, exist_ok=True)
+    if not far:
+        beside.mkdir(parents=True, exist_ok=True)
     try:
-        reports = _write_own(beside, snapshot, collect or (lambda _, report: [report]))
+        reports = _write_own(beside, snapshot, post, far)
         if reports is not None:
+            _fetch_far(beside, snapshot, post, reports)
             _write_rest(beside, snapshot, reports)
             _publish(run_dir, beside, snapshot)
     except BaseException:
@@ -98,19 +103,35 @@ def write(run_dir: RunDir, snapshot: Snapshot, collect: Collect | None = None) -
     return run_dir.checkpoints / snapshot.name
 
 
-def _write_own(beside: Path, snapshot: Snapshot, collect: Collect) -> list[Report] | None:
+def _write_own(beside: Path, snapshot: Snapshot, post: Post | None, far: bool) -> list[Report] | None:
     """This rank's file; gives every rank's report, on rank 0."""
     (own,) = snapshot.own
+    data = safetensors.torch.save(own.tensors)
+    report = {"file": _describe(data), "plain": own.plain, "sent": far}
+    if post is None:
+        _write_bytes(beside / rank_file(snapshot.rank), data)
+        return [report]
     try:
-        report = {"file": _write_tensors(beside / rank_file(snapshot.rank), own.tensors), "plain": own.plain}
+        if far:
+            post.send(snapshot.name, data)
+        else:
+            _write_bytes(beside / rank_file(snapshot.rank), data)
     except OSError as error:
-        collect(snapshot.name, {"error": error.strerror})
+        post.collect(snapshot.name, {"error": error.strerror})
         raise
-    reports = collect(snapshot.name, report)
+    reports = post.collect(snapshot.name, report)
     for rank, told in enumerate(reports or ()):
         if "error" in told:
             raise OSError(0, f"{told['error']} (rank {rank})")
     return reports
+
+
+def _fetch_far(beside: Path, snapshot: Snapshot, post: Post | None, reports: list[Report]) -> None:
+    """On rank 0: the files of ranks that do not see its disk."""
+    for rank, report in enumerate(reports):
+        if post is not None and report["sent"]:
+            pieces = post.fetch(snapshot.name, rank, report["file"]["bytes"])
+            _write_pieces(beside / rank_file(rank), pieces)
 
 
 def _write_rest(beside: Path, snapshot: Snapshot, reports: list[Report]) -> None:
@@ -188,6 +209,7 @@ def read_newest(
     passed_over: dict[str, str] = {}
     for name in ranks.from_first(lambda: names(run_dir)):
         snapshot, problem = None, None
+        bring(run_dir, name, ranks)
         try:
             snapshot = read(run_dir.checkpoints / name, ranks.world.rank, ranks.world.size, training=training)
         except Damaged as error:
@@ -197,6 +219,32 @@ def read_newest(
             return snapshot, passed_over
         passed_over[name] = problems[0]
     return None, passed_over
+
+
+def bring(run_dir: RunDir, name: str, ranks: Ranks) -> None:
+    """To every node that does not see rank 0's disk: the checkpoint `name`, in place of those that are there."""
+    if not ranks.apart:
+        return
+    folder = run_dir.checkpoints / name
+    receives = ranks.far and ranks.world.rank == ranks.world.node[0]
+    if receives:
+        shutil.rmtree(run_dir.checkpoints, ignore_errors=True)
+        folder.mkdir(parents=True)
+    sizes = ranks.from_first(lambda: {path.name: path.stat().st_size for path in sorted(folder.iterdir())})
+    for file_name, num_bytes in sizes.items():
+        path = folder / file_name
+        pieces = ranks.stream_first(_read_pieces(path) if ranks.first else iter(()), num_bytes)
+        if receives:
+            _write_pieces(path, pieces)
+        else:
+            deque(pieces, maxlen=0)
+    ranks.gather(None)  # nobody reads before all is there
+
+
+def _read_pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
+            yield piece
 
 
 def retire(run_dir: RunDir, damaged: Iterable[str]) -> None:
@@ -229,6 +277,10 @@ def _remove(run_dir: RunDir, *prefixes: str) -> None:
 def _write_tensors(path: Path, tensors: Tensors) -> dict[str, Any]:
     data = safetensors.torch.save(tensors)
     _write_bytes(path, data)
+    return _describe(data)
+
+
+def _describe(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -245,8 +297,13 @@ def _read_tensors(path: Path, expected: dict[str, Any]) -> Tensors:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
+    _write_pieces(path, [data])
+
+
+def _write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
     with path.open("wb") as file:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import Snapshot
+from fortyfold.parallel.post import Post
 from fortyfold.spec import recipe
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.run_dir import RunDir
@@ -19,10 +20,17 @@ from fortyfold.spec.run_dir import RunDir
 
 class Saver:
     def __init__(
-        self, run_dir: RunDir, policy: recipe.Checkpoint, step: int, collect: checkpoint.Collect | None = None
+        self,
+        run_dir: RunDir,
+        policy: recipe.Checkpoint,
+        step: int,
+        post: Post | None = None,
+        *,
+        far: bool = False,
     ) -> None:
         self._run_dir = run_dir
-        self._collect = collect  # with several ranks
+        self._post = post  # with several ranks
+        self._far = far
         self._policy = policy
         self._last_step = step
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="saver")
@@ -53,7 +61,7 @@ class Saver:
                 or (policy.every_epochs > 0 and epochs_done is not None and epochs_done % policy.every_epochs == 0)
             )
         )
-        return self._owed and (self._writing is None or self._collect is not None)
+        return self._owed and (self._writing is None or self._post is not None)
 
     def save(self, take: Callable[[], Snapshot]) -> None:
         """Copy with `take`, then write in the background."""
@@ -80,7 +88,7 @@ class Saver:
 
     def _write(self, snapshot: Snapshot) -> Path:
         try:
-            path = checkpoint.write(self._run_dir, snapshot, self._collect)
+            path = checkpoint.write(self._run_dir, snapshot, self._post, far=self._far)
         except OSError as error:
             whole = checkpoint.names(self._run_dir)
             kept = f"{whole[0]} is intact and the same command goes on from it" if whole else "there is none before it"

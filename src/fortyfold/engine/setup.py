@@ -237,8 +237,8 @@ def set_up(
     if job.ranks.first:  # the others' is in it
         journal.reset_loss(progress.epoch_loss_sum, progress.epoch_images)
     world = job.ranks.world
-    collect = Post(world.rank, world.size).collect if job.ranks.many else None
-    saver = Saver(job.run_dir, job.recipe.checkpoint, progress.step, collect)
+    post = Post(world.rank, world.size) if job.ranks.many else None
+    saver = Saver(job.run_dir, job.recipe.checkpoint, progress.step, post, far=job.ranks.far)
     folders = [data.train.storage for data in job.phase_data]
     return Training(
         job=job,

@@ -75,7 +75,8 @@ def train(
             if snapshot is not None and job.is_finished(snapshot.progress):
                 return _finished_already(job, snapshot)
             attempt = ranks.from_first(lambda: open_attempt(run_dir, spec, passed_over))
-            require_shared(run_dir, attempt)
+            if not ranks.apart:
+                require_shared(run_dir, attempt)
             steps_done = snapshot.progress.step if snapshot else 0
             rank = ranks.world.rank
             with closing(Journal(run_dir, attempt, steps_done, rank)) as journal, journal.noting_failure():

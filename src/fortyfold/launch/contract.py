@@ -1,7 +1,7 @@
 """What a launcher is: a module of fortyfold.launch.kinds with these functions, found by its name."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
@@ -10,8 +10,11 @@ from fortyfold.launch.plan import Plan
 from fortyfold.spec import plugin
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.stop import StopFlag
 
 KINDS = "fortyfold.launch.kinds"
+
+Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Rendered:
 
     files: Mapping[Path, str]
     """Scripts, by the place where they are written."""
-    command: list[str]
+    commands: list[list[str]]
     """What hands them over."""
 
 
@@ -35,6 +38,7 @@ class Job:
     """The file that the job's own output goes to."""
     submitted: float
     hosts: list[str] = field(default_factory=list)
+    """Where it runs, for launchers that know."""
 
     def write(self, run_dir: RunDir) -> None:
         write_json(run_dir.job, asdict(self))
@@ -51,16 +55,23 @@ def read_job(run_dir: RunDir) -> Job | None:
 
 
 class Launcher(Protocol):
+    BATCH: bool
+    """Whether runs can be handed over; others need this command to stay."""
+
     def render(self, plan: Plan, interactive: bool) -> Rendered:
         """Pure: no command is run, and none needs to be there."""
 
     def submit(self, plan: Plan, rendered: Rendered) -> Job:
         """Hand it over; returns at once."""
 
-    def state(self, job: Job) -> str | None:
-        """The scheduler's word for how it stands; None when it knows the job no more."""
+    def run(self, plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:
+        """In the foreground, until it is over; gives the exit code of `fortyfold train`. A requested stop is passed on.
+        `run_dir` is as this machine sees it."""
 
-    def cancel(self, job: Job) -> None:
+    def state(self, job: Job) -> str | None:
+        """How it stands, in the scheduler's words; None when it is over and gone."""
+
+    def cancel(self, job: Job, run_dir: RunDir) -> None:
         """Have it saved, ended, and not queued again."""
 
     def shell(self, job: Job, node: int) -> list[str]:

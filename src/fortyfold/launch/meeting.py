@@ -9,7 +9,6 @@ token in it. An invitation bears the job's name and which start of it this is, s
 import json
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,11 +120,6 @@ def publish_file(path: Path) -> Callable[[Invitation], None]:
     return publish
 
 
-def publish_line(invitation: Invitation) -> None:
-    """Tells the ssh launcher, which passes it on."""
-    print(json.dumps({"invitation": invitation.to_json()}), flush=True)
-
-
 def await_file(path: Path, attend: Attend) -> Invitation:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -140,11 +134,3 @@ def await_file(path: Path, attend: Attend) -> Invitation:
         f"{socket.gethostname()} has waited {PATIENCE_SECONDS:.0f} s for {path}, which the first node writes; "
         "is the run directory on a disk that all nodes share?"
     )
-
-
-def await_line() -> Invitation:
-    """From the ssh launcher."""
-    line = sys.stdin.readline()
-    if not line:
-        raise RunFailed("the launcher has gone")
-    return Invitation.from_json(json.loads(line)["invitation"])

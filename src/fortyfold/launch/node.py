@@ -13,7 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fortyfold.launch.attach import attached
@@ -23,30 +26,21 @@ from fortyfold.launch.facts import Facts, lay_out, name_node, own_facts
 from fortyfold.launch.gang import Attend, Gang, Node, NodeLost, RunNode, follow
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.local import WORKER
-from fortyfold.launch.meeting import (
-    Invitation,
-    Reception,
-    await_file,
-    await_line,
-    invite,
-    publish_file,
-    publish_line,
-    visit,
-)
+from fortyfold.launch.meeting import Invitation, Reception, await_file, invite, publish_file, visit
 from fortyfold.launch.network import interface_towards
 from fortyfold.launch.place import Place, find_place
 from fortyfold.launch.plan import Plan, read_plan
 from fortyfold.launch.prepare import prepare_data, stage_here
 from fortyfold.launch.requeue import note_end
 from fortyfold.launch.supervise import supervise, taking_over
+from fortyfold.launch.wire import Wire
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.failure import Ending
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import RunDir, write_json
 from fortyfold.spec.stop import StopFlag, hearing_requests
 
 TRAINED, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
-LAUNCHER = "-"  # as the meeting: the launcher at the other end of stdin and stdout brings nodes together
 
 
 class _Stop(Exception):
@@ -57,16 +51,42 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     stop = StopFlag().listen()
     try:
-        plan = read_plan(Path(options.plan))
-        _note_deadline(plan, stop)
+        plan, meeting = _open(options, stop)
+        _note_deadline(stop)
         place = find_place(plan.site.kind)
         if place.node == 0:
-            return _lead(plan, place, options.meeting, stop)
-        return _follow(plan, place, options.meeting, stop)
+            return _lead(plan, place, meeting, stop)
+        return _follow(plan, place, meeting, stop)
     except UserError as error:
         return _complain(error, BAD_INPUT)
     except RunFailed as error:
         return _complain(error, FAILED)
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """How the nodes are brought together: by a file on the disk that they share, or by the ssh launcher."""
+
+    publish: Callable[[Invitation], None]
+    await_invitation: Callable[[Attend], Invitation]
+    note_end: Callable[[str], None]
+
+
+def _open(options: argparse.Namespace, stop: StopFlag) -> tuple[Plan, _Meeting]:
+    if options.plan is None:
+        wire = Wire(stop)
+        os.environ.update(wire.await_word("secrets"))
+        plan = Plan.from_json(wire.await_word("plan"))
+        RunDir(plan.run).launch.mkdir(parents=True, exist_ok=True)
+        write_json(RunDir(plan.run).plan, plan.to_json())
+        return plan, _Meeting(wire.publish, wire.await_invitation, wire.note_end)
+    plan = read_plan(options.plan)
+    path = RunDir(plan.run).invitation(options.start)
+
+    def note_end(word: str) -> None:
+        path.unlink(missing_ok=True)
+
+    return plan, _Meeting(publish_file(path), partial(await_file, path), note_end)
 
 
 def _complain(error: Exception, code: int) -> int:
@@ -74,7 +94,7 @@ def _complain(error: Exception, code: int) -> int:
     return code
 
 
-def _note_deadline(plan: Plan, stop: StopFlag) -> None:
+def _note_deadline(stop: StopFlag) -> None:
     """Where no scheduler warns of the end of the time, a timer does. job.sh says when the time is over."""
     if end := os.environ.get("FORTYFOLD_DEADLINE"):
         timer = threading.Timer(max(0.0, float(end) - time.time()), stop.ask_by_name, ["SIGUSR1"])
@@ -82,18 +102,17 @@ def _note_deadline(plan: Plan, stop: StopFlag) -> None:
         timer.start()
 
 
-def _lead(plan: Plan, place: Place, meeting: str, stop: StopFlag) -> int:
+def _lead(plan: Plan, place: Place, meeting: _Meeting, stop: StopFlag) -> int:
     """The first node's part. Whatever happens is the last word in `ended`."""
     run_dir, gang = RunDir(plan.run), None
-    publish = publish_line if meeting == LAUNCHER else publish_file(run_dir.invitation(meeting))
     word = "failed"
     try:
         interface = plan.site.interface if place.num_nodes > 1 else "lo"
-        with taking_over(run_dir), hearing_requests(run_dir, stop), invite(interface, publish) as reception:
+        with taking_over(run_dir), hearing_requests(run_dir, stop), invite(interface, meeting.publish) as reception:
             gang = _gather(plan, place, reception, stop)
-            print(f"training {plan.name} in {plan.run}", flush=True)
+            print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
             with attached(run_dir, plan.job["recipe"]["log"]["sinks"], stop), _shown(run_dir):
-                ended = supervise(run_dir, gang.attempt, stop, lambda text: print(text, flush=True))
+                ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
         word = _last_word(run_dir, stop, ended.unsaved)
         return TRAINED if word == "trained" else STOPPED
     except _Stop:
@@ -103,9 +122,7 @@ def _lead(plan: Plan, place: Place, meeting: str, stop: StopFlag) -> int:
         word = "lost"
         raise
     finally:
-        note_end(run_dir, word)
-        if meeting != LAUNCHER:
-            run_dir.invitation(meeting).unlink(missing_ok=True)
+        meeting.note_end(note_end(run_dir, word))
         if gang is not None:
             gang.goodbye(word)
 
@@ -116,7 +133,7 @@ def _last_word(run_dir: RunDir, stop: StopFlag, unsaved: str) -> str:
         return "trained"
     if events and events[-1]["kind"] == "stopped" and not unsaved:
         return str(events[-1]["reason"])
-    return stop.reason if stop.requested else "cancelled"
+    return stop.reason if stop.requested else "failed"
 
 
 def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> Gang:
@@ -131,7 +148,8 @@ def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> G
     try:
         procs = lay_out(plan.shapes, facts)
         address = _agreed_address(reception.invitation, facts[1:])
-        prepare_data(plan, attend)
+        if not plan.apart:
+            prepare_data(plan, attend)
         others = _introduce(facts, procs, [came[node][0] for node in sorted(came)])
         run = _worker_runner(plan, address, procs[0], sum(procs), attend)
         _await_ready(others, attend)
@@ -174,9 +192,12 @@ def _await_ready(others: Sequence[Node], attend: Attend) -> None:
 
 def _worker_runner(plan: Plan, address: str, procs: int, world: int, attend: Attend) -> RunNode:
     """Prepares this node; gives how to run its workers."""
+    if plan.apart:
+        prepare_data(plan, attend)
     staged = stage_here(plan, attend)
     interface = interface_towards(address, plan.site.interface) if len(plan.shapes) > 1 else None
-    job = plan.job | {"staged": staged.to_json() if staged else None, "world": world}
+    here = {"run": str(plan.run), "staged": staged.to_json() if staged else None}
+    job = plan.job | here | {"world": world, "apart": plan.apart}
     environment = worker_environment(job, procs, interface, preset_threads=plan.site.kind == "pbs")
 
     def run(where: Rendezvous, attend: Attend) -> Ending:
@@ -185,7 +206,7 @@ def _worker_runner(plan: Plan, address: str, procs: int, world: int, attend: Att
     return run
 
 
-def _follow(plan: Plan, place: Place, meeting: str, stop: StopFlag) -> int:
+def _follow(plan: Plan, place: Place, meeting: _Meeting, stop: StopFlag) -> int:
     """Any other node's part."""
 
     def attend() -> None:
@@ -193,8 +214,7 @@ def _follow(plan: Plan, place: Place, meeting: str, stop: StopFlag) -> int:
             raise RunFailed(f"stopped ({stop.reason}) before the nodes met")
 
     facts = own_facts(place)
-    invitation = await_line() if meeting == LAUNCHER else await_file(RunDir(plan.run).invitation(meeting), attend)
-    link, address = visit(invitation, facts, attend)
+    link, address = visit(meeting.await_invitation(attend), facts, attend)
     try:
         while (message := link.receive(1.0)) is None or "alive" in message:
             pass
@@ -212,24 +232,22 @@ def _follow(plan: Plan, place: Place, meeting: str, stop: StopFlag) -> int:
     return 0  # how it ended is the first node's to say
 
 
-class _shown:
+@contextmanager
+def _shown(run_dir: RunDir) -> Iterator[None]:
     """A line now and then in the job's log, by `fortyfold watch` in a process of its own."""
-
-    def __init__(self, run_dir: RunDir) -> None:
-        self._command = [sys.executable, "-m", "fortyfold", "watch", str(run_dir.path)]
-
-    def __enter__(self) -> None:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
-
-    def __exit__(self, *error: object) -> None:
-        self._process.terminate()
-        self._process.wait()
+    command = [sys.executable, "-m", "fortyfold", "watch", str(run_dir.path)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fortyfold.launch.node")
-    parser.add_argument("--plan", required=True, help="plan.json of the run")
-    parser.add_argument("--meeting", required=True, help="names this start of the job; - where the launcher leads")
+    parser.add_argument("--plan", type=Path, help="plan.json of the run; without it, a launcher speaks on stdin")
+    parser.add_argument("--start", default="", help="names this start of the job: the nodes meet under it")
     return parser.parse_args(arguments)
 
 

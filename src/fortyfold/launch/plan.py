@@ -9,8 +9,7 @@ from typing import Any
 
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.nodes import Gpus, NodeShape
-from fortyfold.spec.run_dir import RunDir, write_json
-from fortyfold.spec.site import Site
+from fortyfold.spec.site import Site, SshSite
 from fortyfold.spec.site_file import parse_site
 
 FORMAT = 1
@@ -24,8 +23,8 @@ class Plan:
     """What is asked for, node by node."""
     run: Path
     """The run directory, as the nodes see it."""
-    folder: Path
-    """Where the command was given; paths in the recipe may be relative to it."""
+    folder: Path | None
+    """Where the nodes work, and relative paths of the recipe begin: the folder of the command; None: at home."""
     python: str
     """The interpreter on the nodes."""
     job: dict[str, Any]
@@ -39,6 +38,11 @@ class Plan:
     def num_ranks(self) -> int:
         return sum(shape.procs for shape in self.shapes)
 
+    @property
+    def apart(self) -> bool:
+        """Whether the nodes share no disk: the run directory is the first one's."""
+        return isinstance(self.site, SshSite) and not self.site.shared
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -46,7 +50,7 @@ class Plan:
             "site": self.site.model_dump(mode="json", exclude_defaults=True),
             "shapes": [asdict(shape) for shape in self.shapes],
             "run": str(self.run),
-            "folder": str(self.folder),
+            "folder": str(self.folder) if self.folder else None,
             "python": self.python,
             "job": self.job,
         }
@@ -57,11 +61,8 @@ class Plan:
             raise UserError("the plan was made by another version of fortyfold; give the train command again")
         shapes = tuple(NodeShape(**shape | {"gpus": Gpus(**shape["gpus"])}) for shape in value["shapes"])
         site = parse_site(value["site"], source=f"the plan of {value['run']}")
-        run, folder = Path(value["run"]), Path(value["folder"])
+        run, folder = Path(value["run"]).expanduser(), Path(value["folder"]) if value["folder"] else None
         return cls(value["site_name"], site, shapes, run, folder, value["python"], value["job"])
-
-    def write(self) -> None:
-        write_json(RunDir(self.run).plan, self.to_json())
 
 
 def read_plan(path: Path) -> Plan:
@@ -81,7 +82,8 @@ def make_plan(site_name: str, site: Site, run: Path, job: dict[str, Any], nodes:
         raise UserError(f"site {site_name}: {error}") from None
     own = site.conda or site.venv or site.container
     python = site.python or ("python3" if own else sys.executable)
-    return Plan(site_name, site, shapes, run, Path.cwd(), python, job)
+    folder = None if isinstance(site, SshSite) and not site.shared else Path.cwd()
+    return Plan(site_name, site, shapes, run, folder, python, job)
 
 
 def describe_shapes(shapes: Sequence[NodeShape]) -> str:

@@ -1,5 +1,6 @@
 """What happens before training on a site: the demo's data is made once, and each node stages a copy for itself."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +33,20 @@ def stage_here(plan: Plan, attend: Attend) -> Staged | None:
     if not recipe.data.stage:
         return None
     staged = stage(
-        Path(recipe.data.root), scratch_folder(recipe.data.stage), STREAMS, lambda done, total: attend(), verify=True
+        Path(recipe.data.root),
+        scratch_folder(recipe.data.stage),
+        STREAMS,
+        lambda done, total: attend(),
+        verify=True,
+        say=_say,
     )
     copied, there = in_words(staged.copied_bytes), in_words(staged.there_bytes)
-    print(f"staged {copied} to {staged.root} in {staged.seconds:.0f} s, {there} were there", flush=True)
+    _say(f"staged {copied} to {staged.root} in {staged.seconds:.0f} s, {there} were there")
     return staged
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _recipe(plan: Plan) -> Recipe:

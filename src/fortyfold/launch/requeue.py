@@ -18,18 +18,20 @@ MAYBE_AGAIN = "terminated"
 MOST_IDLE = 3
 
 
-def note_end(run_dir: RunDir, word: str) -> None:
-    """Say it, unless going on would have no point."""
+def note_end(run_dir: RunDir, word: str) -> str:
+    """Say it, or that going on would have no point; gives what was said."""
     if word in (*AGAIN, MAYBE_AGAIN):
         word = _with_patience(run_dir, word)
     elif run_dir.requeues.exists():
         run_dir.requeues.unlink()
-    run_dir.path.mkdir(parents=True, exist_ok=True)
+    run_dir.launch.mkdir(parents=True, exist_ok=True)
     write_atomically(run_dir.ended, f"{word}\n".encode())
+    return word
 
 
 def _with_patience(run_dir: RunDir, word: str) -> str:
     saved = run_dir.saved_steps() or 0
+    run_dir.launch.mkdir(parents=True, exist_ok=True)
     try:
         before = json.loads(run_dir.requeues.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.site import Site
+from fortyfold.spec.site import Site, SshSite
 
 quote = shlex.quote
 
@@ -34,11 +34,12 @@ def comment(text: str) -> str:
 
 def render_node(plan: Plan) -> str:
     """node.sh: what a node does, by whatever means it was started there."""
+    folder = quote(str(plan.folder)) if plan.folder else '"$HOME"'
     lines = [
         "#!/bin/bash",
         comment(f"A node of the run {plan.name} on the site {plan.site_name}, written by fortyfold train."),
         "# Arguments: which start of the job this is; if only job.sh knows them, the node's and the nodes' number.",
-        f"cd {quote(str(plan.folder))} || exit 2",
+        f"cd {folder} || exit 2",
         "umask 022",
         'export PATH="${PATH:-}:/usr/local/bin:/usr/bin:/bin" PYTHONUNBUFFERED=1',
         'if [ "$#" -gt 1 ]; then export FORTYFOLD_NODE="$2" FORTYFOLD_NODES="$3"; fi',
@@ -60,16 +61,31 @@ def environment_lines(site: Site) -> list[str]:
     return lines + [f"export {name}={quote(value)}" for name, value in site.variables.items()]
 
 
+def quote_path(path: str) -> str:
+    """Quoted, but ~/ at its beginning is the home folder."""
+    return f'"$HOME"/{quote(path[2:])}' if path.startswith("~/") else quote(path)
+
+
 def _start(plan: Plan) -> list[str]:
-    agent = f'{quote(plan.python)} -m fortyfold.launch.node --plan {quote(str(RunDir(plan.run).plan))} --meeting "$1"'
+    """The agent; by ssh the launcher tells it the plan."""
+    agent = f"{quote_path(plan.python)} -m fortyfold.launch.node"
+    if not isinstance(plan.site, SshSite):
+        agent += f' --plan {quote(str(RunDir(plan.run).plan))} --start "$1"'
+    return in_container(plan, agent)
+
+
+def in_container(plan: Plan, command: str) -> list[str]:
+    """Lines that end in `command`, in the site's container if it has one; scheduler commands stay outside."""
     if plan.site.container is None:
-        return [f"exec {agent}"]
-    binds = [str(plan.folder), str(plan.run.parent), *plan.site.binds]
-    options = " ".join(f"--bind {quote(bind)}" for bind in dict.fromkeys(binds))
+        return [f"exec {command}"]
+    binds = [*([str(plan.folder)] if plan.folder else []), str(plan.run.parent), *plan.site.binds]
+    options = " ".join(f"--bind {quote_path(bind)}" for bind in dict.fromkeys(binds))
+    if plan.folder:
+        options += f" --pwd {quote(str(plan.folder))}"
     return [
         "container=$(command -v apptainer || command -v singularity) || {",
         '    echo "fortyfold: neither apptainer nor singularity is on $(hostname); load its module (modules)" >&2',
         "    exit 2",
         "}",
-        f'exec "$container" exec --nv --pwd {quote(str(plan.folder))} {options} {quote(plan.site.container)} {agent}',
+        f'exec "$container" exec --nv {options} {quote(plan.site.container)} {command}',
     ]

@@ -13,7 +13,7 @@ from fortyfold.spec.run_dir import RunDir
 class Overview:
     name: str
     state: str
-    """running, finished, stopped with the reason, failed, or killed: it ended without a word."""
+    """running, finished, stopped with the reason, failed, not begun, or killed: it ended without a word."""
     epoch: int
     """The epoch of the last step, counted from 1; 0 before the first."""
     num_epochs: int
@@ -43,7 +43,9 @@ def overview(run_dir: RunDir) -> Overview:
 
 
 def _last_state(run_dir: RunDir, events: list[Event]) -> str:
-    last = events[-1] if events else {"kind": ""}
+    if not events:
+        return "not begun"
+    last = events[-1]
     if last["kind"] == "stopped":
         return f"stopped: {last['reason']}"
     if last["kind"] in ("finished", "failed"):

@@ -6,12 +6,14 @@ Collectives are no good there: they must come in the same order on every rank.
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore  # the public name has no type
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 POLL_SECONDS = 0.02
+CHUNK_BYTES = 4 * 2**20  # a store takes 8 MiB at once
 
 
 def open_store(prefix: str) -> Store:
@@ -42,3 +44,15 @@ class Post:
         for key in keys:
             self._store.delete_key(key)
         return messages
+
+    def send(self, subject: str, data: bytes) -> None:
+        """Leave `data` for rank 0; to be followed by a `collect` that tells of it."""
+        for number, start in enumerate(range(0, len(data), CHUNK_BYTES)):
+            piece = data[start : start + CHUNK_BYTES]
+            self._store.set(f"{subject}/{self._rank}/{number}", piece)  # type: ignore[arg-type]
+
+    def fetch(self, subject: str, rank: int, num_bytes: int) -> Iterator[bytes]:
+        """On rank 0: what that rank has sent, piece by piece."""
+        for number in range(-(-num_bytes // CHUNK_BYTES)):
+            yield self._store.get(key := f"{subject}/{rank}/{number}")
+            self._store.delete_key(key)

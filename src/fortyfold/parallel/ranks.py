@@ -35,6 +35,8 @@ class Ranks:
     world: World = field(default_factory=World)
     talk: dist.ProcessGroup | None = None
     """For small talk, by Gloo: the host's, whatever gradients go by."""
+    apart: bool = False
+    """Whether the nodes share no disk: rank 0's has the run, and others are sent what they need of it."""
 
     @property
     def many(self) -> bool:
@@ -44,6 +46,11 @@ class Ranks:
     def first(self) -> bool:
         """Whether this rank is the one that writes what there is once a run."""
         return self.world.rank == 0
+
+    @property
+    def far(self) -> bool:
+        """Whether this rank does not see rank 0's disk."""
+        return self.apart and self.world.node != self.world.nodes()[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, in the order of ranks, on every rank."""
@@ -88,6 +95,15 @@ class Ranks:
                     flat /= self.world.size  # before, so that nothing large overflows
                     dist.all_reduce(flat)
 
+    def stream_first(self, pieces: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
+        """On every rank the pieces of `num_bytes` in all that rank 0 has, CHUNK_BYTES each but the last."""
+        for start in range(0, num_bytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, num_bytes - start)
+            piece = bytearray(next(pieces)) if self.first else bytearray(size)
+            tensor = torch.frombuffer(piece, dtype=torch.uint8)
+            dist.broadcast(tensor, 0, group=self.talk)
+            yield bytes(piece)
+
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace tensors by rank 0's, in place."""
         if self.many:
@@ -125,14 +141,14 @@ def world_from_environment() -> World:
 
 
 @contextmanager
-def joined(seed: int = 0) -> Iterator[Ranks]:
-    """Meet the other ranks that torchrun started, if there are any; part with them at the end.
+def joined(seed: int = 0, *, apart: bool = False) -> Iterator[Ranks]:
+    """Meet the other ranks that torchrun started, if there are any; part with them at the end. `apart`: as in Ranks.
 
     On a GPU gradients go by NCCL; what is said besides goes by Gloo, which the GPU need not know of. Where somebody has
     made a process group already, that is used, and left.
     """
     if dist.is_initialized() or world_from_environment().size == 1:
-        yield group_ranks(seed)
+        yield replace(group_ranks(seed), apart=apart)
         return
     backend = "gloo"
     if torch.cuda.is_available():
@@ -140,7 +156,7 @@ def joined(seed: int = 0) -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl"
     world, store = world_from_environment(), _meeting_point()
     dist.init_process_group(backend, timeout=BACKSTOP, store=store, rank=world.rank, world_size=world.size)
-    yield group_ranks(seed)
+    yield replace(group_ranks(seed), apart=apart)
     dist.destroy_process_group()  # not after an error: it may wait for ranks that are gone
 
 

@@ -7,12 +7,12 @@ run stopped, and of SIGTERM Slurm itself says whether it was a preemption.
 """
 
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fortyfold.launch.contract import Job, Rendered
+from fortyfold.launch.contract import Job, Rendered, Say
+from fortyfold.launch.foreground import ask_to_stop, run_in_foreground
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.requeue import AGAIN, MAYBE_AGAIN
 from fortyfold.launch.run_command import run_command
@@ -21,13 +21,15 @@ from fortyfold.spec.errors import UserError
 from fortyfold.spec.nodes import clock_text, memory_text, parse_seconds
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import SlurmSite
+from fortyfold.spec.stop import StopFlag
 
+BATCH = True
 _BODY = """\
 run={run}
 job=$SLURM_JOB_ID
 if [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ]; then job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID; fi
 rm -f "$run/launch/ended"
-srun {srun} bash "$run/launch/node.sh" "$job-${{SLURM_RESTART_COUNT:-0}}" &
+srun {srun} bash "$run/launch/node.sh" "$job-${{SLURM_RESTART_COUNT:-0}}"{log} &
 nodes=$!
 trap 'kill -USR1 "$nodes"' USR1
 trap 'kill -TERM "$nodes"' TERM
@@ -64,17 +66,17 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     head = [] if interactive else [f"#SBATCH {option}" for option in [*options, *batch, *site.lines]]
     about = comment(f"The run {plan.name} on the site {plan.site_name}, written by fortyfold train.")
     deadline = f"export FORTYFOLD_DEADLINE=$((SLURM_JOB_END_TIME - {site.warn_seconds}))"
-    body = _BODY.format(run=quote(str(plan.run)), srun=" ".join(_srun_options(plan)))
+    log = ' >> "$run/logs/job-$job.log" 2>&1' if interactive else ""
+    body = _BODY.format(run=quote(str(plan.run)), srun=" ".join(_srun_options(plan)), log=log)
     if interactive:
-        log = 'exec >> "$run/logs/job-$SLURM_JOB_ID.log" 2>&1'
-        body = f'if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then {deadline}; fi\n{body}'.replace("job=$", f"{log}\njob=$", 1)
+        body = f'if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then {deadline}; fi\n{body}'
     else:
         body += _REQUEUE.format(maybe=quote(MAYBE_AGAIN), again=" | ".join(map(quote, AGAIN)))
     script = "\n".join(["#!/bin/bash", *head, about, body]) + 'exit "$code"\n'
     files = {run_dir.job_script: script, run_dir.node_script: render_node(plan)}
     if interactive:
-        return Rendered(files, ["salloc", *options, *site.lines, "bash", str(run_dir.job_script)])
-    return Rendered(files, ["sbatch", "--parsable", f"--output={_log_pattern(plan)}", str(run_dir.job_script)])
+        return Rendered(files, [["salloc", *options, *site.lines, "bash", str(run_dir.job_script)]])
+    return Rendered(files, [["sbatch", "--parsable", f"--output={_log_pattern(plan)}", str(run_dir.job_script)]])
 
 
 def _site(plan: Plan) -> SlurmSite:
@@ -116,7 +118,7 @@ def _log_pattern(plan: Plan) -> str:
 
 
 def submit(plan: Plan, rendered: Rendered) -> Job:
-    answer = run_command(rendered.command, environment=outside_environment(os.environ))
+    answer = run_command(rendered.commands[0], environment=outside_environment(os.environ))
     number = answer.strip().partition(";")[0]  # a federation adds the cluster's name
     log = _log_pattern(plan).replace("%j", number).replace("%%", "%")
     return Job("slurm", number, plan.site_name, log, time.time())
@@ -142,20 +144,20 @@ def state(job: Job) -> str | None:
     return f"{word.lower()} ({reason})" if word == "PENDING" and reason not in ("None", "") else word.lower()
 
 
-def cancel(job: Job) -> None:
-    run_command(["scancel", job.id])
+def cancel(job: Job, run_dir: RunDir) -> None:
+    if (state(job) or "").startswith("running"):
+        ask_to_stop(run_dir)
+    else:
+        run_command(["scancel", job.id])
 
 
 def shell(job: Job, node: int) -> list[str]:
     return ["srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", f"--relative={node}", "--pty", "bash"]
 
 
-def inside_allocation() -> bool:
-    """Whether this command runs in a job of Slurm's, whose nodes --interactive may use."""
-    return "SLURM_JOB_ID" in os.environ
-
-
-def run_interactively(rendered: Rendered) -> "subprocess.Popen[bytes]":
-    """In the allocation that there is, or else in one that is asked for now."""
-    command = rendered.command[rendered.command.index("bash") :] if inside_allocation() else rendered.command
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:
+    """In the allocation around this command, or else in one that is asked for now."""
+    command = rendered.commands[0]
+    if "SLURM_JOB_ID" in os.environ:
+        command = command[command.index("bash") :]
+    return run_in_foreground(command, run_dir, stop)

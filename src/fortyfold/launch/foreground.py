@@ -1,0 +1,36 @@
+"""A job that this command waits for, and asking a run to stop."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag, write_request
+
+POLL_SECONDS = 0.2
+
+
+def run_in_foreground(command: Sequence[str], run_dir: RunDir, stop: StopFlag) -> int:
+    """Until it ends; gives its exit code. It is in a session of its own: a signal to this command asks the run to save, and kills nothing."""
+    asked = False
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        while process.poll() is None:
+            try:
+                process.wait(POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if stop.requested and not asked:
+                    asked = True
+                    write_request(run_dir, stop)
+                    if not run_dir.is_locked():  # nothing has begun that would save
+                        process.terminate()
+    if not run_dir.ended.exists() and not stop.requested:
+        raise RunFailed(f"{command[0]} ended with exit code {process.returncode} before the run began")
+    return process.returncode
+
+
+def ask_to_stop(run_dir: RunDir) -> None:
+    """Of a run whose directory is here: its ranks look for the request once a second."""
+    asked = StopFlag()
+    asked.ask(signal.SIGINT)
+    write_request(run_dir, asked)

@@ -1,0 +1,203 @@
+"""Keeps a copy of a run directory on another machine up to date: what ssh brings back where no disk is shared.
+
+    python -m fortyfold.launch.mirror send RUN [--once] [--ranks]    writes changes to stdout, once a second
+    python -m fortyfold.launch.mirror receive RUN                    reads them from stdin
+    python -m fortyfold.launch.mirror attempt RUN                    says which attempt the run there has come to
+
+A change is a line of JSON with a path and how many bytes follow it. Files that only grow (records, events, logs) are
+sent from where they were, and of two copies the longer is the newer; others whole, and put in place by renaming. A
+checkpoint is sent when it is whole, and is whole or absent in the copy, too. What one side has and the other
+never had is left alone.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.run_dir import RunDir, write_atomically
+
+ROUND_SECONDS = 1.0
+BLOCK_BYTES = 1 << 20
+_GROWING = ("events-*.jsonl", "steps-*.bin", "logs/*.log")
+_WHOLE = ("run.json", "stopped.json", "summary.csv", "dawnbench.tsv", "points.csv")
+
+
+@dataclass(frozen=True)
+class Change:
+    path: str
+    offset: int
+    size: int
+    checkpoint: str = ""
+    """The checkpoint that this file is of; `last` completes it."""
+    last: bool = False
+
+
+class Sender:
+    """What has changed in a run directory since it was last asked."""
+
+    def __init__(self, run_dir: RunDir, *, ranks_only: bool = False) -> None:
+        self._run_dir, self._ranks_only = run_dir, ranks_only
+        self._sent: dict[str, tuple[int, int, int]] = {}  # inode, size and time of change
+        self._checkpoints: set[str] = set()
+
+    def kept(self) -> list[str]:
+        """The checkpoints that there are; those of the copy that are not among them were pruned."""
+        return [] if self._ranks_only else self._run_dir.checkpoint_names()
+
+    def changes(self) -> Iterator[Change]:
+        """Records before checkpoints: what led to one is there first."""
+        for pattern in _GROWING:
+            yield from self._changed(pattern, grows=True)
+        if not self._ranks_only:
+            for pattern in _WHOLE:
+                yield from self._changed(pattern, grows=False)
+            yield from self._new_checkpoints()
+
+    def _changed(self, pattern: str, *, grows: bool) -> Iterator[Change]:
+        for path in sorted(self._run_dir.path.glob(pattern)):
+            with suppress(FileNotFoundError):
+                facts, name = path.stat(), path.relative_to(self._run_dir.path).as_posix()
+                now, before = (facts.st_ino, facts.st_size, facts.st_mtime_ns), self._sent.get(name, (0, 0, 0))
+                if now != before:
+                    same = grows and now[0] == before[0] and now[1] >= before[1]
+                    offset = before[1] if same else 0
+                    self._sent[name] = now
+                    yield Change(name, offset, now[1] - offset)
+
+    def _new_checkpoints(self) -> Iterator[Change]:
+        for name in reversed(self._run_dir.checkpoint_names()):
+            if name in self._checkpoints:
+                continue
+            with suppress(FileNotFoundError):  # it was pruned meanwhile
+                files = sorted((self._run_dir.checkpoints / name).iterdir())
+                sizes = [path.stat().st_size for path in files]
+                for path, size in zip(files, sizes, strict=True):
+                    relative = path.relative_to(self._run_dir.path).as_posix()
+                    yield Change(relative, 0, size, checkpoint=name, last=path == files[-1])
+                self._checkpoints.add(name)
+
+
+def write_change(run_dir: RunDir, change: Change, out: BinaryIO) -> None:
+    with (run_dir.path / change.path).open("rb") as file:
+        file.seek(change.offset)
+        out.write(json.dumps(change.__dict__).encode() + b"\n")
+        left = change.size
+        while left:
+            block = file.read(min(BLOCK_BYTES, left))
+            if not block:  # it shrank: what is missing is made up for by the next round
+                block = bytes(left)
+            out.write(block)
+            left -= len(block)
+
+
+def read_changes(run_dir: RunDir, source: BinaryIO) -> Iterator[Change]:
+    """Apply what comes, change by change, until the other side ends."""
+    while line := source.readline():
+        words = json.loads(line)
+        if "keep" in words:
+            _prune(run_dir, words["keep"])
+            continue
+        change = Change(**words)
+        _apply(run_dir, change, source)
+        yield change
+
+
+def _prune(run_dir: RunDir, keep: list[str]) -> None:
+    for name in run_dir.checkpoint_names():
+        if keep and name not in keep:
+            shutil.rmtree(run_dir.checkpoints / name)
+
+
+def _apply(run_dir: RunDir, change: Change, source: BinaryIO) -> None:
+    target = run_dir.path / _safe(change.path)
+    if change.checkpoint:
+        beside = run_dir.checkpoints / f".receiving-{_safe(change.checkpoint).name}"
+        target = beside / target.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if change.offset:
+        with target.open("r+b") as file:
+            file.seek(change.offset)
+            _copy(source, file, change.size)
+            file.truncate()
+    elif change.checkpoint:
+        with target.open("wb") as file:
+            _copy(source, file, change.size)
+    else:
+        data = _read(source, change.size)
+        if not (_grows(change.path) and target.exists() and target.stat().st_size > len(data)):
+            write_atomically(target, data)
+    if change.last:
+        whole = run_dir.checkpoints / beside.name.removeprefix(".receiving-")
+        if whole.exists():
+            shutil.rmtree(beside)
+        else:
+            beside.rename(whole)
+
+
+def _grows(path: str) -> bool:
+    return any(PurePosixPath(path).match(pattern) for pattern in _GROWING)
+
+
+def _safe(text: str) -> PurePosixPath:
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise RunFailed(f"the other side sends a file to {text!r}")
+    return path
+
+
+def _copy(source: BinaryIO, file: BinaryIO, size: int) -> None:
+    while size:
+        block = _read(source, min(BLOCK_BYTES, size))
+        file.write(block)
+        size -= len(block)
+
+
+def _read(source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) < size:
+        raise RunFailed("the connection ended in the middle of a file")
+    return data
+
+
+def send(run_dir: RunDir, out: BinaryIO, *, once: bool = False, ranks_only: bool = False) -> None:
+    sender = Sender(run_dir, ranks_only=ranks_only)
+    while True:
+        for change in sender.changes():
+            with suppress(FileNotFoundError):
+                write_change(run_dir, change, out)
+        out.write(json.dumps({"keep": sender.kept()}).encode() + b"\n")
+        out.flush()
+        if once:
+            return
+        time.sleep(ROUND_SECONDS)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="fortyfold.launch.mirror")
+    parser.add_argument("verb", choices=["send", "receive", "attempt"])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--once", action="store_true", help="what there is now, and no more")
+    parser.add_argument("--ranks", action="store_true", help="records, events and logs only")
+    options = parser.parse_args(arguments)
+    run_dir = RunDir(options.run.expanduser())
+    if options.verb == "attempt":
+        print(run_dir.read_attempt() or 0)
+        return
+    if options.verb == "receive":
+        for _ in read_changes(run_dir, sys.stdin.buffer):
+            pass
+        return
+    with suppress(BrokenPipeError):
+        send(run_dir, sys.stdout.buffer, once=options.once, ranks_only=options.ranks)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,74 @@
+"""Programs on other hosts by ssh: a bash that reads its script from stdin, so that nothing is quoted twice.
+
+Host keys are checked, nobody is asked for anything, and a host that is silent for a minute is given up. What follows
+the script on stdin is the program's own; when it closes, the program is to end (launch/wire.py).
+"""
+
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.site import SshSite
+
+_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+UNREACHABLE = 255  # ssh's own exit code
+
+Process = subprocess.Popen[bytes]
+Say = Callable[[str], object]
+
+
+def ssh_command(site: SshSite, host: str, *command: str, terminal: bool = False) -> list[str]:
+    options = [part for option in _OPTIONS for part in ("-o", option)]
+    config = ["-F", site.config] if site.config else []
+    return ["ssh", "-t" if terminal else "-T", *config, *options, "--", host, *command]
+
+
+def start(
+    site: SshSite, host: str, script: str, arguments: Sequence[int] = (), stderr: IO[Any] | int | None = None
+) -> Process:
+    """The script on that host; its stdin stays open."""
+    numbers = ["--", *map(str, arguments)] if arguments else []
+    process = subprocess.Popen(
+        ssh_command(site, host, "bash", "-s", *numbers),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+    )  # fmt: skip
+    write(process, script.encode())
+    return process
+
+
+def write(process: Process, data: bytes) -> bool:
+    """Whether it still listens."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(data)
+        process.stdin.flush()
+    except (BrokenPipeError, ValueError):
+        return False
+    return True
+
+
+def run(site: SshSite, host: str, script: str, data: bytes = b"") -> bytes:
+    """What the script prints there, given `data` on stdin. A UserError says what went wrong, and where."""
+    with start(site, host, script, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate(data)
+    if process.returncode:
+        raise UserError(f"host {host}: {complaint(process.returncode, err)}")
+    return out
+
+
+def require_success(process: Process, host: str) -> None:
+    """Wait for it; a UserError says what it said on stderr."""
+    assert process.stderr is not None
+    said = process.stderr.read()
+    if code := process.wait():
+        raise UserError(f"host {host}: {complaint(code, said)}")
+
+
+def complaint(code: int, said: bytes) -> str:
+    """The last line of what was said, or the exit code."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    what = lines[-1].removeprefix("fortyfold: ") if lines else f"exit code {code}"
+    if code == UNREACHABLE and "verification failed" in what:
+        return f"{what} its key is not known; connect once by hand, and see that it is the right one"
+    return what

@@ -1,0 +1,77 @@
+"""A node's line to the ssh launcher: its stdin and stdout, a value of JSON a line.
+
+    launcher → node   {"plan": …}, {"secrets": {…}}, {"invitation": …}, {"signal": "SIGINT"}, {"alive": true}
+    node → launcher   {"invitation": …}, {"ended": the run's last word}
+
+When the launcher ends, or is silent for long, the node ends: it gets ORPHAN_SECONDS to save, and no more.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from fortyfold.launch.meeting import Attend, Invitation
+from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.stop import StopFlag
+
+SILENT_SECONDS = 90.0
+ALIVE_SECONDS = 5.0
+ORPHAN_SECONDS = 8.0
+
+
+class Wire:
+    def __init__(self, stop: StopFlag) -> None:
+        self._stop = stop
+        self._words: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._heard_at = time.monotonic()
+        for work in (self._listen, self._watch):
+            threading.Thread(target=work, name="wire", daemon=True).start()
+
+    def await_word(self, name: str, attend: Attend = lambda: None) -> Any:
+        """The value of the next line, which must be of that name."""
+        while True:
+            attend()
+            try:
+                said, value = self._words.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if said == name:
+                return value
+            raise RunFailed(f"the launcher says {said!r} instead of {name!r}")
+
+    def await_invitation(self, attend: Attend) -> Invitation:
+        return Invitation.from_json(self.await_word("invitation", attend))
+
+    @staticmethod
+    def publish(invitation: Invitation) -> None:
+        print(json.dumps({"invitation": invitation.to_json()}), flush=True)
+
+    @staticmethod
+    def note_end(word: str) -> None:
+        print(json.dumps({"ended": word}), flush=True)
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            self._heard_at = time.monotonic()
+            for name, value in json.loads(line).items():
+                if name == "signal":
+                    self._stop.ask_by_name(value)
+                elif name != "alive":
+                    self._words.put((name, value))
+        self._end()
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._heard_at < SILENT_SECONDS:
+            time.sleep(1.0)
+        self._end()
+
+    def _end(self) -> None:
+        """Workers die with this process (spec/parent.py)."""
+        self._stop.ask(signal.SIGTERM, "launcher lost")
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(1)
