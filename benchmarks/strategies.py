@@ -31,7 +31,7 @@ WAYS = {
     "gossip-exponential": ("strategy.name=gossip", "strategy.topology=exponential"),
     "gossip-alternating_exp_ring": ("strategy.name=gossip", "strategy.topology=alternating_exp_ring"),
     "gossip-matching": ("strategy.name=gossip", "strategy.topology=matching"),
-    "localsgd-2": ("strategy.name=localsgd", "strategy.sync_every=2"),
+    "localsgd-2": ("strategy.name=localsgd", "strategy.sync_every=2", "strategy.together_steps=79"),
     "localsgd-8": ("strategy.name=localsgd", "strategy.sync_every=8"),
 }
 
@@ -44,12 +44,12 @@ class Result:
     model_bytes: int
 
 
-def train(data: Path, out: Path, way: str, seed: int, procs: int, recipe: str) -> Result:
+def train(data: Path, out: Path, way: str, seed: int, arguments: argparse.Namespace) -> Result:
     """One whole command."""
-    sets = [part for change in (*WAYS[way], f"seed={seed}") for part in ("--set", change)]
-    command = [sys.executable, "-m", "fortyfold", "train", recipe, "--data", str(data), "--out", str(out)]
+    sets = [part for change in (*WAYS[way], *arguments.set, f"seed={seed}") for part in ("--set", change)]
+    command = [sys.executable, "-m", "fortyfold", "train", arguments.recipe, "--data", str(data), "--out", str(out)]
     started = time.perf_counter()
-    subprocess.run([*command, "--procs", str(procs), *sets], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--procs", str(arguments.procs), *sets], check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
     run_dir = RunDir(out)
     evaluated = [event for event in read_events(run_dir.events()) if event["kind"] == "evaluated"][-1]
@@ -78,25 +78,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--recipe", default="smoke")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe, for all")
     parser.add_argument("--folder", type=Path, help="keep the runs there; what is trained already is not trained again")
     arguments = parser.parse_args()
-    print(f"{arguments.recipe} on {arguments.procs} ranks, {len(os.sched_getaffinity(0))} cores", flush=True)
+    recipe = " ".join([arguments.recipe, *arguments.set])
+    print(f"{recipe} on {arguments.procs} ranks, {len(os.sched_getaffinity(0))} cores", flush=True)
     print(f"{'':28}{'top-1 %':>16}{'wall s':>10}{'MB/step':>10}{'distance':>10}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or Path(scratch)
         demo = [sys.executable, "-m", "fortyfold", "data", "demo", str(folder / "data")]
         subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
         for way in arguments.only:
-            report(folder, way, arguments.seeds, arguments.procs, arguments.recipe)
+            report(folder, way, arguments)
 
 
-def report(folder: Path, way: str, seeds: list[int], procs: int, recipe: str) -> None:
-    results = [train(folder / "data", folder / f"{way}-{seed}", way, seed, procs, recipe) for seed in seeds]
+def report(folder: Path, way: str, arguments: argparse.Namespace) -> None:
+    results = [train(folder / "data", folder / f"{way}-{seed}", way, seed, arguments) for seed in arguments.seeds]
     top1 = [result.top1 for result in results]
     spread = statistics.stdev(top1) if len(top1) > 1 else 0.0
     distances = [result.distance for result in results if result.distance is not None]
     distance = f"{statistics.mean(distances):.1e}" if distances else "-"
-    sent = sent_bytes(way, results[0].model_bytes, procs) / 1e6
+    sent = sent_bytes(way, results[0].model_bytes, arguments.procs) / 1e6
     seconds = statistics.mean(result.seconds for result in results)
     print(
         f"{way:28}{statistics.mean(top1):>9.2f} ± {spread:.2f}{seconds:>10.1f}{sent:>10.2f}{distance:>10}  "

@@ -1,6 +1,8 @@
 """What tests have ranks do (rank_pool.py). Each is run by every rank, and compares with what a single process does."""
 
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +158,11 @@ def schedules_and_restarts(ranks: Ranks) -> bool:
     return all(torch.equal(*pair) for pair in zip(calm[0].parameters(), other[0].parameters(), strict=True))
 
 
-def local_sgd(ranks: Ranks, outer: str) -> dict[str, Any]:
+def local_sgd(ranks: Ranks, outer: str, together_steps: int = 0) -> dict[str, Any]:
     """Three ranks' steps and averages against the same in one process."""
     model = network()
     optimizer = sgd(model)
-    wrapped = LocalSGD(model, optimizer, 3, outer=outer, ranks=ranks)
+    wrapped = LocalSGD(model, optimizer, 3, outer=outer, together_steps=together_steps, ranks=ranks)
     agreed = []
     for step in range(7):
         optimizer.zero_grad()
@@ -168,13 +170,13 @@ def local_sgd(ranks: Ranks, outer: str) -> dict[str, Any]:
         wrapped.step()
         everywhere = ranks.gather(next(model.parameters()).flatten()[0].item())
         agreed.append(len(set(everywhere)) == 1)
-    expected = _plain_local_sgd(ranks, outer)
+    expected = _plain_local_sgd(ranks, outer, agreed)
     pairs = zip(model.parameters(), expected.parameters(), strict=True)
     apart = max((one - other).detach().abs().max().item() for one, other in pairs)
     return {"agreed": agreed, "apart": apart}
 
 
-def _plain_local_sgd(ranks: Ranks, outer: str) -> torch.nn.Sequential:
+def _plain_local_sgd(ranks: Ranks, outer: str, averaged: list[bool]) -> torch.nn.Sequential:
     models = [network() for _ in range(ranks.world.size)]
     optimizers = [sgd(model) for model in models]
     common = network()
@@ -184,7 +186,7 @@ def _plain_local_sgd(ranks: Ranks, outer: str) -> torch.nn.Sequential:
             optimizer.zero_grad()
             loss_of(model, rank, step).backward()
             optimizer.step()
-        if (step + 1) % 3 == 0:
+        if averaged[step]:
             with torch.no_grad():
                 for shared, *own in zip(common.parameters(), *[model.parameters() for model in models], strict=True):
                     mean = torch.stack(list(own)).mean(0)
@@ -297,6 +299,20 @@ def train_tiny(
         Learner.update, Learner.backward = whole, backward  # type: ignore[method-assign]
         accord.PERIOD_SECONDS = period
     return {"finished": outcome.finished, "step": outcome.progress.step, "reason": outcome.reason}
+
+
+def ticks_between_exchanges(ranks: Ranks) -> list[int]:
+    """An evaluation is over, the next tick comes at once, and then steps of a hundredth of a second."""
+    one = accord.Accord(ranks)
+    one.start_over()
+    heard = []
+    for tick in range(accord.MOST_TICKS):
+        if one.tick([0]) is not None:
+            heard.append(tick)
+        if len(heard) == 3:
+            break
+        time.sleep(0.01 if tick else 0.0)
+    return [later - earlier for earlier, later in pairwise(heard)]
 
 
 def train_by_the_api(ranks: Ranks, out: str, data: str) -> dict[str, Any]:

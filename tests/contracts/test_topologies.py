@@ -83,3 +83,16 @@ def test_alternating_keeps_even_steps_inside_the_nodes() -> None:
 def test_a_wrong_name_lists_the_right_ones() -> None:
     with pytest.raises(UserError, match=r"no topology 'rign'.*did you mean ring"):
         load_topology("rign")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 10])
+def test_in_a_tournament_of_matching_every_pair_meets_once(size: int) -> None:
+    world, num_rounds = World(size, seed=5), size - 1 + size % 2
+    for tournament in range(3):
+        met = sorted(
+            (rank, peer.send_to)
+            for step in range(tournament * num_rounds, (tournament + 1) * num_rounds)
+            for rank in range(size)
+            for peer in topology("matching")(rank, world, step)
+        )
+        assert met == [(one, other) for one in range(size) for other in range(size) if one != other]

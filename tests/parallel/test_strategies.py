@@ -39,6 +39,18 @@ def test_local_sgd_agrees_after_every_third_step(three_ranks: RankPool, outer: s
         assert answer["apart"] < 1e-6
 
 
+def test_local_sgd_begins_together(three_ranks: RankPool) -> None:
+    for answer in three_ranks.run("local_sgd", outer="average", together_steps=2):
+        assert answer["agreed"] == [True, True, False, False, True, False, False]
+        assert answer["apart"] < 1e-6
+
+
+def test_a_pace_without_work_does_not_put_off_the_next_exchange(three_ranks: RankPool) -> None:
+    first, second = zip(*three_ranks.run("ticks_between_exchanges"), strict=True)
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] <= 2 and second[0] <= 4
+
+
 def test_synchronised_normalisation_is_that_of_the_whole_batch(three_ranks: RankPool) -> None:
     for answer in three_ranks.run("sync_bn"):
         assert all(apart < 1e-5 for apart in answer.values()), answer

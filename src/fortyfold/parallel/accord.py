@@ -3,7 +3,8 @@
 Each rank puts its word into an exchange that travels while training goes on, and takes the answer out some ticks
 later. All ranks do both in the same ticks, so all learn the same thing in the same tick, and nobody ever waits for
 an answer that has just been asked for. The ticks between two exchanges follow from the slowest rank's pace, as agreed
-in the exchange before, and are about a second long.
+in the exchange before, and are about a second long. They grow at most twofold: a pace that was measured while nothing
+was done (between an evaluation and the next step, say) must not put the next exchange off for minutes.
 """
 
 import time
@@ -42,7 +43,7 @@ class Accord:
         self._ticks, self._since = 0, now
         if agreed is not None:
             slowest = agreed.pop() / 1e6
-            self._due = max(1, min(MOST_TICKS, round(PERIOD_SECONDS / max(slowest, 1e-6))))
+            self._due = max(1, min(MOST_TICKS, 2 * self._due, round(PERIOD_SECONDS / max(slowest, 1e-6))))
         self._send([*words, round(pace * 1e6)])
         return agreed
 

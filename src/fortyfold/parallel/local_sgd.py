@@ -10,7 +10,10 @@ from fortyfold.parallel.ranks import Ranks, group_ranks
 
 
 class LocalSGD:
-    """Wraps a network and its optimiser: call `step()` instead of the optimiser's. All start with rank 0's weights."""
+    """Wraps a network and its optimiser: call `step()` instead of the optimiser's. All start with rank 0's weights.
+
+    In the first `together_steps` they average after every step: where weights move fast, ranks alone go astray.
+    """
 
     def __init__(
         self,
@@ -18,12 +21,13 @@ class LocalSGD:
         optimizer: torch.optim.Optimizer,
         sync_every: int = 8,
         *,
+        together_steps: int = 0,
         outer: str = "average",
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,
         ranks: Ranks | None = None,
     ) -> None:
-        self._optimizer, self._every = optimizer, sync_every
+        self._optimizer, self._every, self._together = optimizer, sync_every, together_steps
         self._ranks = ranks or group_ranks()
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._ranks.copy_first([*model.parameters(), *model.buffers()])
@@ -42,7 +46,7 @@ class LocalSGD:
     def count_step(self) -> None:
         """The optimiser has stepped."""
         self._steps_done += 1
-        if self._steps_done % self._every:
+        if (self._steps_done - self._together) % (1 if self._steps_done <= self._together else self._every):
             return
         self._ranks.mean(parameter.detach() for parameter in self._parameters)
         if self._common:

@@ -18,6 +18,8 @@ class Strategy(Section):
     """gossip: who mixes with whom: complete, ring, exponential, alternating_exp_ring or matching."""
     sync_every: Count = 8
     """localsgd: ranks average their weights after so many steps."""
+    together_steps: Annotated[int, Field(ge=0)] = 0
+    """localsgd: in so many first steps (those of the warm-up, say) they do so after every one."""
     outer: Literal["average", "nesterov"] = "average"
     """localsgd: take the average itself, or step towards it with Nesterov's momentum (DiLoCo)."""
     outer_lr: Positive = 0.7
@@ -40,7 +42,7 @@ class Strategy(Section):
         name = self.name
         self.refuse_idle(name == "allreduce", 'name = "allreduce"', "compress", "sync_bn")
         self.refuse_idle(name == "gossip", 'name = "gossip"', "topology")
-        self.refuse_idle(name == "localsgd", 'name = "localsgd"', "sync_every", "outer")
+        self.refuse_idle(name == "localsgd", 'name = "localsgd"', "sync_every", "together_steps", "outer")
         self.refuse_idle(self.outer == "nesterov", 'outer = "nesterov"', "outer_lr", "outer_momentum")
         self.refuse_idle(name != "localsgd", 'name = "allreduce" or "gossip"', "bucket_mb")
         self.refuse_idle(not self.sync_bn, "statistics that differ between ranks (sync_bn = false)", "bn")

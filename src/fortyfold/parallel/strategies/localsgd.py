@@ -16,6 +16,7 @@ class Averaging(Strategy):
             parts.model,
             parts.optimizer,
             spec.sync_every,
+            together_steps=spec.together_steps,
             outer=spec.outer,
             outer_lr=spec.outer_lr,
             outer_momentum=spec.outer_momentum,
