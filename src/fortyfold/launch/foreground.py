@@ -12,7 +12,7 @@ POLL_SECONDS = 0.2
 
 
 def run_in_foreground(command: Sequence[str], run_dir: RunDir, stop: StopFlag) -> int:
-    """Until it ends; gives its exit code. It is in a session of its own: a signal to this command asks the run to save, and kills nothing."""
+    """Until it ends; gives its exit code. It has a session of its own: a signal to this command asks the run to save."""
     asked = False
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         while process.poll() is None:

@@ -1,0 +1,178 @@
+"""Runs under a real Slurm (tests/slurm_cluster.py), from the command that submits them to the weights they leave."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kill_resume
+import pytest
+from cluster_runs import LONG, LONG_SAVES, call, events_of, takes_steps, wait_until
+from conftest import skip_or_fail
+from slurm_cluster import Cluster, missing_tool, slurm_cluster
+
+from fortyfold.spec.run_dir import RunDir
+
+SITES = """
+[slurm-test]
+kind = "slurm"
+interface = "lo"
+cpus = 1
+variables = { OMP_NUM_THREADS = "1" }
+
+[hurried]
+kind = "slurm"
+interface = "lo"
+time_limit = "2:00"
+warn_seconds = 100
+variables = { OMP_NUM_THREADS = "1" }
+
+[gpus]
+kind = "slurm"
+interface = "lo"
+groups = [{ gpus = 2 }, { gpus = 1 }]
+"""
+
+
+class Bench:
+    """A folder with sites and data, on a cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path, data: Path) -> None:
+        self.cluster, self.folder, self._data = cluster, folder, data
+        (folder / "sites.toml").write_text(SITES)
+
+    def run_dir(self, name: str) -> RunDir:
+        return RunDir(self.folder / "runs" / name)
+
+    def call(self, *arguments: object) -> tuple[int, str, str]:
+        return call(self.folder, self.cluster.environment, *arguments)
+
+    def train(self, site: str, name: str, *options: object) -> str:
+        """Submit; gives the job's number."""
+        out = f"runs/{name}"
+        code, said, err = self.call("train", "tiny", "--on", site, "--data", self._data, "--out", out, *options)
+        assert code == 0, err
+        assert "submitted" in said
+        return str(json.loads(self.run_dir(name).job.read_text())["id"])
+
+    def log(self, name: str) -> str:
+        return "".join(path.read_text() for path in sorted(self.run_dir(name).logs.glob("job-*.log")))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator[Bench]:
+    if why := missing_tool():
+        skip_or_fail("slurm", why)
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield Bench(cluster, tmp_path_factory.mktemp("work"), tiny_data)
+
+
+@pytest.fixture(scope="module")
+def calm(bench: Bench) -> RunDir:
+    """The long run, undisturbed, followed by the verbs that look after runs."""
+    job = bench.train("slurm-test", "calm", "--nodes", 2, "--procs", 2, *LONG)
+    run_dir = bench.run_dir("calm")
+    wait_until(lambda: takes_steps(run_dir), lambda: bench.log("calm"))
+    code, out, err = bench.call("train", "tiny", "--on", "slurm-test", "--out", "runs/calm")
+    assert (code, out) == (2, "") and f"is slurm job {job} already (running)" in err
+    assert f"slurm job {job}: running" in bench.call("runs")[1]
+    _try_shell(bench)
+    code, out, err = bench.call("logs", "calm", "--follow")
+    assert code == 0 and "training calm in" in out and "test_resnet on 4 ranks" in out
+    code, out, err = bench.call("watch", "calm")
+    assert (code, err) == (0, "") and out.startswith("calm: finished, epoch 30/30")
+    return run_dir
+
+
+def _try_shell(bench: Bench) -> None:
+    """`fortyfold ssh` on the second node, with a terminal of our own."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fortyfold", "ssh", "calm", "--node", "1"]
+    process = subprocess.Popen(
+        command, cwd=bench.folder, env={**os.environ, **bench.cluster.environment},
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    os.write(ours, b"echo node=$SLURMD_NODENAME; exit\n")
+    said = b""
+    try:
+        while block := os.read(ours, 1000):
+            said += block
+    except OSError:  # the other side has closed
+        pass
+    assert process.wait(60) == 0 and b"node=n1" in said, said
+
+
+def preempt(bench: Bench, job: str) -> None:
+    """A job that wants all nodes, and may have them."""
+    wrap = ("--partition=urgent", "--nodes=4", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1")
+    urgent = bench.cluster.run("sbatch", "--parsable", *wrap).strip()
+    wait_until(lambda: bench.cluster.state(job) == "PENDING", lambda: bench.cluster.state(job))
+    wait_until(lambda: bench.cluster.state(urgent) in ("COMPLETED", ""))
+    bench.cluster.start_now(job)
+
+
+def test_preempted_it_is_saved_queued_again_and_ends_alike(bench: Bench, calm: RunDir) -> None:
+    job = bench.train("slurm-test", "preempted", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES)
+    run_dir = bench.run_dir("preempted")
+    wait_until(lambda: takes_steps(run_dir), lambda: bench.log("preempted"))
+    preempt(bench, job)
+    assert run_dir.saved_steps() and "fortyfold: preempted; queued again" in bench.log("preempted")
+    wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("preempted"))
+    assert bench.call("watch", "preempted")[0] == 0
+    assert [event["attempt"] for event in events_of(run_dir, "started")] == [1, 2]
+    assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
+
+
+def test_out_of_time_it_is_queued_again_and_stopped_it_stays(bench: Bench, calm: RunDir) -> None:
+    job = bench.train("hurried", "hurried", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES, "--set", "global_batch=4")
+    run_dir = bench.run_dir("hurried")
+    wait_until(lambda: "out of time; queued again" in bench.log("hurried"), lambda: bench.log("hurried"))
+    saved = run_dir.saved_steps()
+    assert saved
+    wait_until(lambda: bench.cluster.state(job) == "PENDING")
+    bench.cluster.start_now(job)
+    wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("hurried"))
+    bench.cluster.run("scancel", job)
+    wait_until(lambda: bench.cluster.state(job) == "CANCELLED", lambda: bench.cluster.state(job))
+    assert (run_dir.saved_steps() or 0) > saved
+    assert json.loads(run_dir.stopped.read_text())["reason"] == "terminated"
+    code, out, _ = bench.call("runs")
+    assert code == 0 and "hurried  stopped: terminated" in out
+
+
+def test_stop_saves_and_does_not_queue_again(bench: Bench) -> None:
+    job = bench.train("slurm-test", "stopped", "--nodes", 2, *LONG, *LONG_SAVES)
+    run_dir = bench.run_dir("stopped")
+    wait_until(lambda: takes_steps(run_dir), lambda: bench.log("stopped"))
+    code, out, err = bench.call("stop", "stopped")
+    assert (code, err) == (0, "") and "stopped: stopped: cancelled" in out
+    assert run_dir.saved_steps() and run_dir.ended.read_text() == "cancelled\n"
+    assert bench.cluster.state(job) in ("COMPLETED", "FAILED", "")
+    assert bench.call("stop", "stopped")[0] == 2
+
+
+def in_allocation(bench: Bench, num_gpus: int, name: str) -> "subprocess.CompletedProcess[str]":
+    """The command of --interactive inside an allocation of two nodes with so many GPUs in all."""
+    command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--on", "gpus", "--interactive", "--out", name]
+    return subprocess.run(
+        ["salloc", "--nodes=2", "--ntasks-per-node=1", f"--gpus={num_gpus}", *command], cwd=bench.folder,
+        env={**os.environ, **bench.cluster.environment}, capture_output=True, text=True, timeout=180,
+    )  # fmt: skip
+
+
+def test_nodes_of_unequal_gpus_in_an_allocation_of_ones_own(bench: Bench) -> None:
+    done = in_allocation(bench, 3, "runs/a b")
+    assert done.returncode == 0, done.stdout + done.stderr + bench.log("a b")
+    assert "test_resnet on 3 ranks" in done.stdout and done.stdout.count("epoch 3/3") == 2
+    assert len(events_of(bench.run_dir("a b"), "finished")) == 1
+
+
+def test_a_world_that_is_not_the_planned_one_is_refused(bench: Bench) -> None:
+    done = in_allocation(bench, 2, "runs/unfit")
+    assert done.returncode == 2
+    assert "2 GPUs were found (" in done.stderr and "and 3 ranks were planned" in done.stderr
+    assert not bench.run_dir("unfit").exists
