@@ -1,4 +1,4 @@
-"""What the tests on real clusters share: a run that takes a while, and what must be the same however it got to its end."""
+"""What the tests on clusters share: a run that takes a while, and commands in processes of their own."""
 
 import os
 import subprocess

@@ -109,8 +109,8 @@ def _is_finished(run_dir: RunDir) -> bool:
 def _write(plan: "Plan", rendered: "Rendered", run_dir: RunDir) -> None:
     for folder in (run_dir.launch, run_dir.logs):
         folder.mkdir(parents=True, exist_ok=True)
-    run_dir.ended.unlink(missing_ok=True)
-    run_dir.requeues.unlink(missing_ok=True)
+    for path in (run_dir.ended, run_dir.requeues, run_dir.job_id):
+        path.unlink(missing_ok=True)
     write_json(run_dir.plan, plan.to_json())
     for path, text in rendered.files.items():
         write_atomically(run_dir.launch / path.name, text.encode())

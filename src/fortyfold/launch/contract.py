@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -45,9 +45,13 @@ class Job:
 
 
 def read_job(run_dir: RunDir) -> Job | None:
-    """None for a run that was not handed over."""
+    """None for a run that was not handed over. A job that submitted itself again has another name since."""
     try:
-        return Job(**json.loads(run_dir.job.read_text(encoding="utf-8")))
+        job = Job(**json.loads(run_dir.job.read_text(encoding="utf-8")))
+        if run_dir.job_id.exists() and (number := run_dir.job_id.read_text(encoding="utf-8").strip()):
+            before, now = job.id.partition(".")[0], number.partition(".")[0]
+            job = replace(job, id=number, log=job.log.replace(f"job-{before}.log", f"job-{now}.log"))
+        return job
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

@@ -11,10 +11,12 @@ from fortyfold.spec.stop import StopFlag, write_request
 POLL_SECONDS = 0.2
 
 
-def run_in_foreground(command: Sequence[str], run_dir: RunDir, stop: StopFlag) -> int:
-    """Until it ends; gives its exit code. It has a session of its own: a signal to this command asks the run to save."""
+def run_in_foreground(
+    command: Sequence[str], run_dir: RunDir, stop: StopFlag, terminal: int = subprocess.DEVNULL
+) -> int:
+    """Until it ends; gives its exit code. In a session of its own: a signal to this command asks the run to save."""
     asked = False
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+    with subprocess.Popen(command, stdin=terminal, start_new_session=True) as process:
         while process.poll() is None:
             try:
                 process.wait(POLL_SECONDS)

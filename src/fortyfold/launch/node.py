@@ -198,7 +198,8 @@ def _worker_runner(plan: Plan, address: str, procs: int, world: int, attend: Att
     interface = interface_towards(address, plan.site.interface) if len(plan.shapes) > 1 else None
     here = {"run": str(plan.run), "staged": staged.to_json() if staged else None}
     job = plan.job | here | {"world": world, "apart": plan.apart}
-    environment = worker_environment(job, procs, interface, preset_threads=plan.site.kind == "pbs")
+    presets = plan.site.kind == "pbs" and "OMP_NUM_THREADS" not in plan.site.variables
+    environment = worker_environment(job, procs, interface, preset_threads=presets)
 
     def run(where: Rendezvous, attend: Attend) -> Ending:
         return run_node(WORKER, procs, environment, where, attend)

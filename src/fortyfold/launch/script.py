@@ -1,8 +1,9 @@
 """Shell text: what a node does before our own program takes over, and pieces that job scripts share.
 
-Every string that a user may have written is quoted by `shlex.quote`; nothing is ever put into a script unquoted.
+Every string that a user may have written goes through `quote`; nothing is ever put into a script unquoted.
 """
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -11,8 +12,6 @@ from fortyfold.launch.plan import Plan
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import Site, SshSite
 
-quote = shlex.quote
-
 _FIND_MODULE = """\
 if ! command -v module >/dev/null; then
     for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh "${MODULESHOME:-}/init/bash"; do
@@ -20,6 +19,14 @@ if ! command -v module >/dev/null; then
         if [ -r "$init" ]; then . "$init"; fi
     done
 fi"""
+
+
+def quote(text: str) -> str:
+    """One word for bash, on one line: a line break in it could begin a line that a scheduler takes for its own."""
+    if text.isprintable():
+        return shlex.quote(text)
+    signs = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\{byte:03o}" for byte in os.fsencode(text))
+    return f"$'{''.join(signs)}'"
 
 
 def job_name(plan: Plan) -> str:
@@ -38,11 +45,12 @@ def render_node(plan: Plan) -> str:
     lines = [
         "#!/bin/bash",
         comment(f"A node of the run {plan.name} on the site {plan.site_name}, written by fortyfold train."),
-        "# Arguments: which start of the job this is; if only job.sh knows them, the node's and the nodes' number.",
+        "# Arguments: which start of the job this is; where only job.sh knows them, this node's number, how many there",
+        "# are, and when time is up.",
         f"cd {folder} || exit 2",
         "umask 022",
         'export PATH="${PATH:-}:/usr/local/bin:/usr/bin:/bin" PYTHONUNBUFFERED=1',
-        'if [ "$#" -gt 1 ]; then export FORTYFOLD_NODE="$2" FORTYFOLD_NODES="$3"; fi',
+        'if [ "$#" -gt 1 ]; then export FORTYFOLD_NODE="$2" FORTYFOLD_NODES="$3" FORTYFOLD_DEADLINE="${4:-}"; fi',
         *environment_lines(plan.site),
         *_start(plan),
     ]

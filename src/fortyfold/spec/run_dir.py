@@ -7,7 +7,7 @@
     stopped.json                  why an unfinished run stopped; absent while it runs and when it crashed
     stop-request.json             asks a run of several ranks to stop, as the signal that it names would
     launch/plan.json              recipe, site and nodes of a run on a site; job.sh and node.sh, as they were submitted
-    launch/job.json               the scheduler's name of the job
+    launch/job.json               the scheduler's name of the job; job-id its later one, if it submitted itself again
     launch/ended                  a job's last word (launch/requeue.py); requeues.json how far it was the time before
     launch/invitation-….json      where the first node awaits the others, while it does
     logs/job-….log                a job's own output
@@ -81,6 +81,10 @@ class RunDir:
     @property
     def job(self) -> Path:
         return self.launch / "job.json"
+
+    @property
+    def job_id(self) -> Path:
+        return self.launch / "job-id"
 
     @property
     def ended(self) -> Path:

@@ -40,9 +40,9 @@ until [ -n "$code" ]; do
     code=$?
     if kill -0 "$nodes" 2>/dev/null; then code=; fi  # a trap ended the waiting, not the nodes
 done
-read -r word < "$run/launch/ended" || word=failed
 """
 _REQUEUE = """\
+read -r word < "$run/launch/ended" || word=failed
 case $word in
 {maybe})
     if scontrol show job --oneliner "$job" | grep -q ' PreemptTime=[0-9]'; then again=preempted; fi

@@ -1,0 +1,156 @@
+"""A stand-in for PBS: qsub, qstat, qdel, pbs_tmrsh and pbsdsh, which behave as OpenPBS was seen to.
+
+Jobs and tasks get a bare environment (PATH=/bin:/usr/bin), the home folder and umask 077, and OMP_NUM_THREADS preset to
+ncpus. The nodefile has a line a chunk; without place=scatter all chunks are on one host. pbsdsh gives 0 whatever
+happened; pbs_tmrsh gives the task's code. qdel sends SIGTERM to the script and its tasks, and SIGKILL
+KILL_DELAY later; processes in sessions of their own get neither. qstat's JSON is broken every third time. Hosts are
+names only.
+
+As a program (this file, under each of the five names) its first link in PATH tells where the state is.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TOOLS = ("qsub", "qstat", "qdel", "pbs_tmrsh", "pbsdsh")
+KILL_DELAY = 20.0
+FINISHED = 35
+BARE = {"PATH": "/bin:/usr/bin", "LANG": "C"}
+
+
+def install(folder: Path, tools: tuple[str, ...] = TOOLS) -> Path:
+    """Put the commands into a folder for PATH."""
+    (folder / "state").mkdir(parents=True)
+    (folder / "home").mkdir()
+    (folder / "bin").mkdir()
+    for tool in tools:
+        script = folder / "bin" / tool
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {folder} {tool} "$@"\n')
+        script.chmod(0o755)
+    return folder / "bin"
+
+
+class Pbs:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state = folder, folder / "state"
+
+    def job(self, name: str) -> Path:
+        return self.state / name.partition(".")[0]
+
+    def qsub(self, arguments: list[str]) -> int:
+        script = Path(arguments[-1])
+        text = script.read_text()
+        number = len(list(self.state.iterdir())) + 1
+        job = self.state / str(number)
+        job.mkdir()
+        shutil.copy(script, job / "script")
+        select = re.search(r"^#PBS -l select=(\S+)", text, re.MULTILINE)
+        scatter = "#PBS -l place=scatter" in text
+        chunks = [chunk for part in (select[1] if select else "1:ncpus=1").split("+") for chunk in self._spread(part)]
+        hosts = [f"host{place if scatter else 0}" for place in range(len(chunks))]
+        (job / "nodefile").write_text("".join(f"{host}\n" * 2 for host in hosts))
+        (job / "ncpus").write_text(re.search(r"ncpus=(\d+)", chunks[0])[1])  # type: ignore[index]
+        command = [sys.executable, __file__, str(self.folder), "mom", str(number)]
+        log = (job / "mom.log").open("wb")
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        print(f"{number}.server")
+        return 0
+
+    @staticmethod
+    def _spread(part: str) -> list[str]:
+        count, _, resources = part.partition(":")
+        return [resources] * int(count)
+
+    def environment(self, job: Path) -> dict[str, str]:
+        return BARE | {
+            "HOME": str(self.folder / "home"), "PBS_JOBID": f"{job.name}.server", "PBS_NODEFILE": str(job / "nodefile"),
+            "OMP_NUM_THREADS": (job / "ncpus").read_text(), "PBS_ENVIRONMENT": "PBS_BATCH",
+        }  # fmt: skip
+
+    def mom(self, number: str) -> int:
+        """Runs the job's script; its PATH has the commands, as the profile of a real host would."""
+        job = self.state / number
+        environment = self.environment(job)
+        environment["PATH"] += f":{self.folder / 'bin'}"
+        code = self._run(["/bin/bash", str(job / "script")], environment, job / "script.pid")
+        (job / "ended").write_text(str(code))
+        return 0
+
+    def _run(self, command: list[str], environment: dict[str, str], pid_file: Path) -> int:
+        process = subprocess.Popen(
+            command, env=environment, cwd=self.folder / "home", umask=0o077, stdin=subprocess.DEVNULL
+        )
+        pid_file.write_text(str(process.pid))
+        code = process.wait()
+        pid_file.unlink(missing_ok=True)
+        return code
+
+    def task(self, command: list[str]) -> int:
+        """On some host of the job that this is called in."""
+        job = self.job(os.environ["PBS_JOBID"])
+        return self._run(command, self.environment(job), job / f"task-{os.getpid()}.pid")
+
+    def pbs_tmrsh(self, arguments: list[str]) -> int:
+        return self.task(arguments[1:])
+
+    def pbsdsh(self, arguments: list[str]) -> int:
+        assert arguments[0] == "-n" and arguments[2] == "--"
+        self.task(arguments[3:])
+        return 0
+
+    def qstat(self, arguments: list[str]) -> int:
+        job = self.job(arguments[-1])
+        if not job.exists():
+            print("qstat: Unknown Job Id", file=sys.stderr)
+            return 153
+        asked = len(list(job.glob("asked-*")))
+        (job / f"asked-{asked}").touch()
+        if asked % 3 == 2:
+            print('{"Jobs": {"1.server": {"job_state": ')
+            return 0
+        if (job / "ended").exists():
+            print(
+                f"qstat: {arguments[-1]} Job has finished, use -x or -H to obtain historical job information",
+                file=sys.stderr,
+            )
+            return FINISHED
+        hosts = "+".join(f"{host}/0" for host in (job / "nodefile").read_text().split())
+        print(json.dumps({"Jobs": {f"{job.name}.server": {"job_state": "R", "exec_host": hosts}}}))
+        return 0
+
+    def qdel(self, arguments: list[str]) -> int:
+        job = self.job(arguments[-1])
+        self._signal(job, signal.SIGTERM)
+        subprocess.Popen([sys.executable, __file__, str(self.folder), "kill", job.name], start_new_session=True)
+        return 0
+
+    def kill(self, number: str) -> int:
+        time.sleep(KILL_DELAY)
+        self._signal(self.state / number, signal.SIGKILL)
+        return 0
+
+    @staticmethod
+    def _signal(job: Path, number: int) -> None:
+        for pid_file in job.glob("*.pid"):
+            try:
+                os.kill(int(pid_file.read_text()), number)
+            except (ProcessLookupError, FileNotFoundError, ValueError):
+                continue
+
+
+def main() -> int:
+    pbs, tool, arguments = Pbs(Path(sys.argv[1])), sys.argv[2], sys.argv[3:]
+    if tool in ("mom", "kill"):
+        return int(getattr(pbs, tool)(arguments[0]))
+    return int(getattr(pbs, tool)(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
