@@ -99,7 +99,15 @@ def _reporter(folder: RunDir, first: bool, pulse: Pulse) -> Callable[[int, int],
     return tell
 
 
-_VERBS: dict[str, Callable[[Job, RunDir, Pulse], None]] = {"train": _train, "evaluate": _evaluate}
+def _check(job: Job, folder: RunDir, pulse: Pulse) -> None:
+    """Nothing but to meet the others."""
+    _require_planned(job, world_from_environment())
+    pulse.start()
+    with joined() as ranks:
+        ranks.gather(None)
+
+
+_VERBS: dict[str, Callable[[Job, RunDir, Pulse], None]] = {"train": _train, "evaluate": _evaluate, "check": _check}
 
 
 def _last_word(error: BaseException, pulse: Pulse) -> None:

@@ -1,5 +1,6 @@
 """`fortyfold sites`: list them; `sites show SITE` prints one, `sites check SITE` tries it."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,3 +40,20 @@ def show(
 ) -> None:
     """Print a site as TOML, with every default filled in."""
     print(to_toml(load_site(site), explain=explain), end="")
+
+
+@app.command()
+def check(
+    site: SiteArgument,
+    run: Annotated[bool, typer.Option("--run", help="Also on nodes, in a job of the scheduler's.")] = False,
+    nodes: Annotated[int | None, typer.Option(min=1, help="So many nodes; default: the site's.")] = None,
+    procs: Annotated[int | None, typer.Option(min=1, help="So many processes on each.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data that every node must be able to read.")] = None,
+) -> int:
+    """Try a site before trusting it with a run: commands, network, memory, disks, versions, GPUs, and that nodes meet.
+
+    Every problem is a line. Exit codes: 0 none found, 2 some.
+    """
+    from fortyfold.cli.site_check import check_site
+
+    return check_site(site, load_site(site), run, nodes, procs, data)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.failure import Ending, signal_name
 
 POLL_SECONDS = 0.1
@@ -55,11 +56,19 @@ def run_node(
         return _read(_attended_output(process, attend), process)
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now, at any of this host's addresses."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_port(allowed: tuple[int, int] | None = None) -> int:
+    """A TCP port that nobody listens on now, at any of this host's addresses; of the allowed ones, if not all are."""
+    first, last = allowed or (0, 0)
+    for port in range(first, last + 1):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise UserError(
+        f"{socket.gethostname()}: all ports from {first} to {last} are taken; allow more in the site (ports)"
+    )
 
 
 @contextmanager

@@ -83,8 +83,10 @@ class Node:
 class Gang:
     """The first node's view of an attempt."""
 
-    def __init__(self, address: str, others: list[Node], stop: StopFlag, run: RunNode) -> None:
-        self._address, self._others, self._stop, self._run = address, others, stop, run
+    def __init__(
+        self, address: str, others: list[Node], stop: StopFlag, run: RunNode, ports: tuple[int, int] | None = None
+    ) -> None:
+        self._address, self._others, self._stop, self._run, self._ports = address, others, stop, run, ports
 
     def attempt(self, attend: Attend) -> Ending:
         """torchrun on all nodes; how all ranks ended. Raises NodeLost when a node was lost before."""
@@ -104,7 +106,7 @@ class Gang:
         self._listen()
         if lost := [node for node in self._others if node.lost]:
             raise NodeLost(f"node {lost[0].number} ({lost[0].host}) was lost: {lost[0].lost}")
-        port = free_port()
+        port = free_port(self._ports)
         for node in self._others:
             node.ending = None
             node.tell({"start": {"address": self._address, "port": port}})

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fortyfold.launch.attempt import free_port
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.network import own_addresses
 from fortyfold.spec.errors import RunFailed
@@ -43,9 +44,11 @@ class Invitation:
 
 
 @contextmanager
-def invite(interface: str | None, publish: Callable[[Invitation], None]) -> Iterator["Reception"]:
+def invite(
+    interface: str | None, ports: tuple[int, int] | None, publish: Callable[[Invitation], None]
+) -> Iterator["Reception"]:
     """On the first node: open the door, and tell where it is."""
-    with socket.create_server(("", 0), backlog=128) as door:
+    with socket.create_server(("", free_port(ports)), backlog=128) as door:
         invitation = Invitation(tuple(own_addresses(interface)), door.getsockname()[1], secrets.token_hex(16))
         publish(invitation)
         yield Reception(door, invitation)

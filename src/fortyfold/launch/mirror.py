@@ -27,7 +27,7 @@ from fortyfold.spec.run_dir import RunDir, write_atomically
 ROUND_SECONDS = 1.0
 BLOCK_BYTES = 1 << 20
 _GROWING = ("events-*.jsonl", "steps-*.bin", "logs/*.log")
-_WHOLE = ("run.json", "stopped.json", "summary.csv", "dawnbench.tsv", "points.csv")
+_WHOLE = ("launch/check.json", "run.json", "stopped.json", "summary.csv", "dawnbench.tsv", "points.csv")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fortyfold.launch.attach import attached
 from fortyfold.launch.attempt import Rendezvous, run_node
+from fortyfold.launch.check import add_problems, describe_ending, require_no_problems
 from fortyfold.launch.environment import worker_environment
 from fortyfold.launch.facts import Facts, lay_out, name_node, own_facts
 from fortyfold.launch.gang import Attend, Gang, Node, NodeLost, RunNode, follow
@@ -31,6 +32,7 @@ from fortyfold.launch.network import interface_towards
 from fortyfold.launch.place import Place, find_place
 from fortyfold.launch.plan import Plan, read_plan
 from fortyfold.launch.prepare import prepare_data, stage_here
+from fortyfold.launch.probe import probe
 from fortyfold.launch.requeue import note_end
 from fortyfold.launch.supervise import supervise, taking_over
 from fortyfold.launch.wire import Wire
@@ -108,8 +110,13 @@ def _lead(plan: Plan, place: Place, meeting: _Meeting, stop: StopFlag) -> int:
     word = "failed"
     try:
         interface = plan.site.interface if place.num_nodes > 1 else "lo"
-        with taking_over(run_dir), hearing_requests(run_dir, stop), invite(interface, meeting.publish) as reception:
+        door = invite(interface, plan.site.ports, meeting.publish)
+        with taking_over(run_dir), hearing_requests(run_dir, stop), door as reception:
             gang = _gather(plan, place, reception, stop)
+            if plan.checks:
+                add_problems(plan, describe_ending(gang.attempt(lambda: None)))
+                word = "trained"
+                return TRAINED
             print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
             with attached(run_dir, plan.job["recipe"]["log"]["sinks"], stop), _shown(run_dir):
                 ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
@@ -144,11 +151,13 @@ def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> G
             raise _Stop
 
     came = reception.receive(place.num_nodes, attend)
-    facts = [own_facts(place), *(came[node][1] for node in sorted(came))]
+    facts = [_own_facts(plan, place), *(came[node][1] for node in sorted(came))]
     try:
+        if plan.checks:
+            require_no_problems(plan, facts)
         procs = lay_out(plan.shapes, facts)
         address = _agreed_address(reception.invitation, facts[1:])
-        if not plan.apart:
+        if not plan.apart and not plan.checks:
             prepare_data(plan, attend)
         others = _introduce(facts, procs, [came[node][0] for node in sorted(came)])
         run = _worker_runner(plan, address, procs[0], sum(procs), attend)
@@ -157,7 +166,13 @@ def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> G
         for link, _ in came.values():
             link.send({"over": str(error) or "stopped"})
         raise
-    return Gang(address, others, stop, run)
+    return Gang(address, others, stop, run, plan.site.ports)
+
+
+def _own_facts(plan: Plan, place: Place) -> Facts:
+    procs = plan.shapes[min(place.node, len(plan.shapes) - 1)].procs
+    problems = probe(plan, procs, place.num_gpus) if plan.checks else []
+    return own_facts(place) | {"problems": problems}
 
 
 def _agreed_address(invitation: Invitation, others: Sequence[Facts]) -> str:
@@ -192,9 +207,9 @@ def _await_ready(others: Sequence[Node], attend: Attend) -> None:
 
 def _worker_runner(plan: Plan, address: str, procs: int, world: int, attend: Attend) -> RunNode:
     """Prepares this node; gives how to run its workers."""
-    if plan.apart:
+    if plan.apart and not plan.checks:
         prepare_data(plan, attend)
-    staged = stage_here(plan, attend)
+    staged = None if plan.checks else stage_here(plan, attend)
     interface = interface_towards(address, plan.site.interface) if len(plan.shapes) > 1 else None
     here = {"run": str(plan.run), "staged": staged.to_json() if staged else None}
     job = plan.job | here | {"world": world, "apart": plan.apart}
@@ -214,7 +229,7 @@ def _follow(plan: Plan, place: Place, meeting: _Meeting, stop: StopFlag) -> int:
         if stop.requested:
             raise RunFailed(f"stopped ({stop.reason}) before the nodes met")
 
-    facts = own_facts(place)
+    facts = _own_facts(plan, place)
     link, address = visit(meeting.await_invitation(attend), facts, attend)
     try:
         while (message := link.receive(1.0)) is None or "alive" in message:

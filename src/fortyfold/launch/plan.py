@@ -35,6 +35,11 @@ class Plan:
         return self.run.name
 
     @property
+    def checks(self) -> bool:
+        """Whether nothing is to be trained, only the nodes to be looked at (`sites check`)."""
+        return self.job["verb"] == "check"
+
+    @property
     def num_ranks(self) -> int:
         return sum(shape.procs for shape in self.shapes)
 

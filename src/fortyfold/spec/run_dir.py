@@ -94,6 +94,11 @@ class RunDir:
     def requeues(self) -> Path:
         return self.launch / "requeues.json"
 
+    @property
+    def check(self) -> Path:
+        """What `sites check` found; its run directory is there for the time being."""
+        return self.launch / "check.json"
+
     def invitation(self, start: str) -> Path:
         return self.launch / f"invitation-{start}.json"
 

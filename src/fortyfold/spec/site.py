@@ -73,6 +73,9 @@ Memory = Annotated[str, AfterValidator(_readable_by(parse_memory))]
 Duration = Annotated[str, AfterValidator(_readable_by(parse_seconds))]
 
 
+Port = Annotated[int, Field(ge=1024, le=65535)]
+
+
 class NodeGroup(Section):
     """Some nodes alike, where not all are; what is left out is the site's."""
 
@@ -120,6 +123,8 @@ class Site(Section):
     """A fast disk of each node; sharded data is staged there before training. Environment variables are filled in."""
     interface: Text | None = None
     """The network interface that nodes talk by; default: the one that leads from each node to the first."""
+    ports: tuple[Port, Port] | None = None
+    """The first and the last port that the first node may listen on, where a firewall leaves only some; two are used."""
     run_root: Text | None = None
     """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
 

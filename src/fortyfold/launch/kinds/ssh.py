@@ -124,17 +124,17 @@ def _start_once(
         with suppress(UserError):  # a host that is gone; what it had is here, or lost
             fetch(plan, hosts, run_dir)
     if "ended" not in agents[0].words:
-        _require_hope(agents, run_dir)
+        _require_hope(agents, run_dir, reached="invitation" in agents[0].words)
     return str(agents[0].words.get("ended", "lost")), agents[0].process.returncode
 
 
-def _require_hope(agents: list[_Agent], run_dir: RunDir) -> None:
-    """An agent that ended without a last word, over a connection that held, would do so again."""
+def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
+    """An agent that ended without a last word, over a connection that held or was never made, would do so again."""
     for node, agent in enumerate(agents):
         code = agent.process.returncode
-        if code not in (0, remote.UNREACHABLE) and code > 0:
+        if code > 0 and (code != remote.UNREACHABLE or not reached):
             said = remote.complaint(code, _log(run_dir, node).read_bytes())
-            raise RunFailed(f"host {agent.host}: {said}; more is in {_log(run_dir, node)}")
+            raise UserError(f"host {agent.host}: {said}; more is in {_log(run_dir, node)}")
 
 
 @contextmanager

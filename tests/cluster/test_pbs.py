@@ -1,0 +1,74 @@
+"""A run under PBS, or rather its stand-in (tests/pbs_stand_in.py), from qsub to its end."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cluster_runs import LONG, LONG_SAVES, call, events_of, takes_steps, wait_until
+from pbs_stand_in import install
+
+from fortyfold.spec.run_dir import RunDir
+
+SITE = """
+[pbs-test]
+kind = "pbs"
+interface = "lo"
+cpus = 2
+procs = 1
+{more}
+variables = {{ PYTHONPATH = "{path}" }}
+"""
+
+
+class Bench:
+    def __init__(self, folder: Path, data: Path, more: str = "", tools: tuple[str, ...] = ()) -> None:
+        self.folder, self._data = folder, data
+        binaries = install(folder / "pbs", *([tools] if tools else []))
+        self._environment = {"PATH": f"{binaries}:{os.environ['PATH']}"}
+        (folder / "sites.toml").write_text(SITE.format(more=more, path=os.environ.get("PYTHONPATH", "")))
+
+    def run_dir(self, name: str) -> RunDir:
+        return RunDir(self.folder / "runs" / name)
+
+    def call(self, *arguments: object) -> tuple[int, str, str]:
+        return call(self.folder, self._environment, *arguments)
+
+    def train(self, name: str, *options: object) -> tuple[int, str, str]:
+        return self.call(
+            "train", "tiny", "--on", "pbs-test", "--nodes", 2, "--data", self._data, "--out", f"runs/{name}", *options
+        )
+
+    def log(self, name: str) -> str:
+        return "".join(path.read_text() for path in sorted(self.run_dir(name).logs.glob("job-*.log")))
+
+
+def test_two_nodes_to_the_end(tmp_path: Path, tiny_data: Path) -> None:
+    bench = Bench(tmp_path, tiny_data)
+    code, out, err = bench.train("run", "--watch")
+    assert (code, err) == (0, ""), out + bench.log("run")
+    assert "submitted run to pbs-test as job 1.server: 2 nodes of 1 process" in out
+    assert "test_resnet on 2 ranks (cpu, 2 threads)" in out or "threads" in out
+    assert out.splitlines()[-1].startswith("run: finished, epoch 3/3")
+    started = events_of(bench.run_dir("run"), "started")
+    assert [event["ranks"] for event in started] == [2]
+
+
+@pytest.mark.parametrize("tools", [("qsub", "qstat", "qdel", "pbsdsh")])
+def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(
+    tmp_path: Path, tiny_data: Path, tools: tuple[str, ...]
+) -> None:
+    """By pbsdsh, which loses exit codes."""
+    bench = Bench(tmp_path, tiny_data, 'time_limit = "0:30"\nwarn_seconds = 15', tools)
+    code, _, err = bench.train("run", *LONG, *LONG_SAVES, "--epochs", 600)
+    assert (code, err) == (0, "")
+    run_dir = bench.run_dir("run")
+    wait_until(lambda: "out of time; submitted again" in bench.log("run"), lambda: bench.log("run"))
+    saved = run_dir.saved_steps()
+    assert saved
+    wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("run"))
+    assert "pbs job 2.server: running" in bench.call("runs")[1]
+    code, out, err = bench.call("stop", "run")
+    assert (code, err) == (0, "") and "run: stopped: " in out, out + err
+    assert (run_dir.saved_steps() or 0) > saved
+    assert json.loads(run_dir.stopped.read_text())["reason"] in ("cancelled", "out of time")

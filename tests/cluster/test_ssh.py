@@ -1,0 +1,136 @@
+"""Runs on hosts with a real sshd each (tests/ssh_hosts.py): no shared run directory, and nothing installed there."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import kill_resume
+import pytest
+import torch
+from cluster_runs import LONG, events_of, takes_steps, wait_until
+from conftest import skip_or_fail
+from ssh_hosts import SshHosts, missing_tool, ssh_hosts
+
+from fortyfold.spec.run_dir import RunDir
+
+MOST_SECONDS_TO_END = 10.0
+SAVES = ("--set", "checkpoint.every_steps=20")
+SITES = """
+[apart]
+kind = "ssh"
+hosts = ["node0", "node1"]
+config = "{config}"
+shared = false
+bootstrap = "wheel"
+python = "{python}"
+run_root = "~/my runs"
+secrets = ["CANARY_KEY"]
+variables = {{ PIP_NO_INDEX = "1", PIP_NO_DEPS = "1", PYTHONPATH = "{packages}", OMP_NUM_THREADS = "1" }}
+
+[unknown]
+kind = "ssh"
+hosts = ["{address}"]
+"""
+CANARY = "canary-5d41402abc4b2a76"
+
+
+class Bench:
+    def __init__(self, hosts: SshHosts, folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        packages = Path(torch.__file__).parents[1]  # the hosts have no network to install from
+        python, address = sys.executable, hosts.members[0].address
+        text = SITES.format(config=hosts.config, python=python, packages=packages, address=address)
+        (folder / "sites.toml").write_text(text)
+
+    def run_dir(self, name: str) -> RunDir:
+        return RunDir(self.folder / "runs" / name)
+
+    def start(self, site: str, name: str, *options: object, nodes: int = 2) -> "subprocess.Popen[str]":
+        """On the machine that has no sshd."""
+        arguments = ["train", "tiny", "--on", site, "--nodes", nodes, "--out", f"runs/{name}", *options]
+        return self.hosts.client.start(
+            [sys.executable, "-m", "fortyfold", *map(str, arguments)], env={"CANARY_KEY": CANARY}, cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def train(self, site: str, name: str, *options: object, nodes: int = 2) -> tuple[int, str, str]:
+        process = self.start(site, name, *options, nodes=nodes)
+        out, err = process.communicate(timeout=180)
+        return process.returncode, out, err
+
+    def log(self, name: str) -> str:
+        return "".join(path.read_text() for path in sorted(self.run_dir(name).logs.glob("*.log")))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    if why := missing_tool():
+        skip_or_fail("sshd", why)
+    with ssh_hosts(2, tmp_path_factory.mktemp("ssh")) as hosts:
+        yield Bench(hosts, tmp_path_factory.mktemp("work"))
+
+
+@pytest.fixture(scope="module")
+def calm(bench: Bench) -> RunDir:
+    code, out, err = bench.train("apart", "calm", *LONG, *SAVES)
+    assert (code, err) == (0, ""), out + bench.log("calm")
+    assert out.startswith("installing fortyfold on node0\ninstalling fortyfold on node1\n")
+    return bench.run_dir("calm")
+
+
+def on_hosts(bench: Bench) -> list[str]:
+    """Commands of processes on the hosts that are ours."""
+    found = []
+    for host in bench.hosts.members:
+        for pid in subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True).stdout.split():
+            with suppress(OSError):
+                command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if "fortyfold" in command and "sshd" not in command:
+                    found.append(command)
+    return found
+
+
+def test_all_of_the_run_is_brought_here(bench: Bench, calm: RunDir) -> None:
+    there = RunDir(bench.hosts.home(0) / "my runs" / "calm")
+    assert calm.checkpoint_names() == there.checkpoint_names()
+    assert kill_resume.fingerprint(calm)[1] == list(range(480))
+    for rank, home in enumerate((bench.hosts.home(0), bench.hosts.home(1))):
+        own = RunDir(home / "my runs" / "calm").steps(rank)
+        assert own.read_bytes() == calm.steps(rank).read_bytes()
+    assert not (bench.hosts.home(1) / "my runs" / "calm" / "run.json").exists()
+
+
+def test_no_secret_is_written_anywhere(bench: Bench, calm: RunDir) -> None:
+    for folder in (bench.folder, bench.hosts.folder):
+        for path in folder.rglob("*"):
+            if path.is_file() and path.suffix != ".safetensors":
+                assert CANARY.encode() not in path.read_bytes(), path
+
+
+def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir) -> None:
+    process = bench.start("apart", "killed", *LONG, *SAVES)
+    run_dir = bench.run_dir("killed")
+    wait_until(lambda: takes_steps(run_dir) and run_dir.saved_steps(), lambda: bench.log("killed"))
+    assert on_hosts(bench)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + MOST_SECONDS_TO_END
+    while left := on_hosts(bench):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    code, out, err = bench.train("apart", "killed", *LONG, *SAVES)
+    assert (code, err) == (0, ""), out + bench.log("killed")
+    assert "installing" not in out and "going on from step-" in out
+    assert len(events_of(run_dir, "started")) == 2
+    assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
+
+
+def test_a_host_whose_key_is_unknown_is_refused(bench: Bench) -> None:
+    code, out, err = bench.train("unknown", "unknown", nodes=1)
+    assert code == 2 and err.count("\n") == 1
+    assert f"host {bench.hosts.members[0].address}: Host key verification failed" in err
