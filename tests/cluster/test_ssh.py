@@ -131,6 +131,6 @@ def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir) -> N
 
 
 def test_a_host_whose_key_is_unknown_is_refused(bench: Bench) -> None:
-    code, out, err = bench.train("unknown", "unknown", nodes=1)
+    code, _, err = bench.train("unknown", "unknown", nodes=1)
     assert code == 2 and err.count("\n") == 1
     assert f"host {bench.hosts.members[0].address}: Host key verification failed" in err

@@ -15,6 +15,7 @@ import typer
 from fortyfold.cli import (
     bench,
     completion,
+    container,
     data,
     evaluate,
     logs,
@@ -55,6 +56,7 @@ app.command()(ssh.ssh)
 app.command()(sink.sink)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(sites.app, name="sites")
+app.add_typer(container.app, name="container")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")

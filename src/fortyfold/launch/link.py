@@ -8,6 +8,7 @@ from typing import Any
 
 MOST_BYTES = 1 << 24  # of a line
 SEND_SECONDS = 30.0
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, times
 
 
 class Closed(Exception):
@@ -19,6 +20,9 @@ class Link:
         self._socket, self._received = connection, b""
         self._socket.settimeout(SEND_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a node that is gone is noticed
+        for option, value in _KEEPALIVE.items():
+            self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self.heard_at = time.monotonic()
 
     def send(self, value: Any) -> None:

@@ -43,6 +43,17 @@ class Invitation:
         return cls(tuple(value["addresses"]), int(value["port"]), str(value["token"]))
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """How the nodes are brought together: by a file on the disk that they share, or by the ssh launcher."""
+
+    publish: Callable[[Invitation], None]
+    await_invitation: Callable[[Attend], Invitation]
+    note_end: Callable[[str], None]
+    start: str = ""
+    """Which start of the job this is."""
+
+
 @contextmanager
 def invite(
     interface: str | None, ports: tuple[int, int] | None, publish: Callable[[Invitation], None]
@@ -123,14 +134,18 @@ def publish_file(path: Path) -> Callable[[Invitation], None]:
     return publish
 
 
-def await_file(path: Path, attend: Attend) -> Invitation:
+def await_file(path: Path, ended: Path, start: str, attend: Attend) -> Invitation:
+    """The invitation, as soon as it is there; a RunFailed if the first node has left its last word on this start."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         attend()
         try:
-            if path.name in {entry.name for entry in path.parent.iterdir()}:  # listing makes network disks look anew
+            there = {entry.name for entry in path.parent.iterdir()}  # listing makes network disks look anew
+            if ended.name in there and ended.read_text(encoding="utf-8").split("\n")[1] == start:
+                raise RunFailed("the first node has ended already; its log says why")
+            if path.name in there:
                 return Invitation.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError):
             pass
         time.sleep(POLL_SECONDS)
     raise RunFailed(

@@ -37,7 +37,7 @@ class Plan:
     @property
     def checks(self) -> bool:
         """Whether nothing is to be trained, only the nodes to be looked at (`sites check`)."""
-        return self.job["verb"] == "check"
+        return bool(self.job["verb"] == "check")
 
     @property
     def num_ranks(self) -> int:

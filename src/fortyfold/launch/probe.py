@@ -1,4 +1,4 @@
-"""What could be wrong with a node, looked at before anything is trained there: each problem is a line that says it all."""
+"""What could be wrong with a node, looked at before anything is trained there. A problem is a line that says it all."""
 
 import os
 import resource

@@ -18,14 +18,14 @@ MAYBE_AGAIN = "terminated"
 MOST_IDLE = 3
 
 
-def note_end(run_dir: RunDir, word: str) -> str:
-    """Say it, or that going on would have no point; gives what was said."""
+def note_end(run_dir: RunDir, word: str, start: str = "") -> str:
+    """Say it, or that going on would have no point; gives what was said. The second line says which start it is of."""
     if word in (*AGAIN, MAYBE_AGAIN):
         word = _with_patience(run_dir, word)
     elif run_dir.requeues.exists():
         run_dir.requeues.unlink()
     run_dir.launch.mkdir(parents=True, exist_ok=True)
-    write_atomically(run_dir.ended, f"{word}\n".encode())
+    write_atomically(run_dir.ended, f"{word}\n{start}\n".encode())
     return word
 
 

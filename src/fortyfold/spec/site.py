@@ -124,7 +124,7 @@ class Site(Section):
     interface: Text | None = None
     """The network interface that nodes talk by; default: the one that leads from each node to the first."""
     ports: tuple[Port, Port] | None = None
-    """The first and the last port that the first node may listen on, where a firewall leaves only some; two are used."""
+    """The first and the last port that the first node may listen on, where a firewall leaves only some; it needs two."""
     run_root: Text | None = None
     """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
 
@@ -176,6 +176,12 @@ class BatchSite(Site):
     lines: tuple[Line, ...] = ()
     """More options for the scheduler, one each, such as --reservation=maintenance."""
 
+    def refuse_lines(self, owned: tuple[str, ...]) -> None:
+        """Options that fortyfold sets itself, or that would make something else of the job."""
+        for line in self.lines:
+            if (name := re.split(r"[= ]", line)[0]) in owned:
+                raise ValueError(f"{name} is not for lines: fortyfold sets it, by the site's other keys or by itself")
+
 
 class SlurmSite(BatchSite):
     kind: Literal["slurm"]
@@ -186,6 +192,14 @@ class SlurmSite(BatchSite):
     constraint: Word | None = None
     """Slurm's --constraint: features that the nodes must have."""
 
+    @model_validator(mode="after")
+    def _lines_are_others(self) -> Self:
+        self.refuse_lines((
+            "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--requeue", "--no-requeue", "--open-mode", "--signal",
+            "--array", "-a", "--wrap", "--job-name", "-J", "--output", "-o", "--gpus", "-G", "--gpus-per-node",
+        ))  # fmt: skip
+        return self
+
 
 class PbsSite(BatchSite):
     kind: Literal["pbs"]
@@ -193,6 +207,14 @@ class PbsSite(BatchSite):
     """PBS's -q."""
     attributes: dict[Word, Word | int] = Field(default_factory=dict)
     """What the site asks for in each chunk besides, such as { gpu_model = "a100", phase = 28 }."""
+
+    @model_validator(mode="after")
+    def _lines_are_others(self) -> Self:
+        self.refuse_lines(("-I", "-J", "-N", "-r", "-j", "-W", "-X", "-z", "-V"))
+        if self.secrets:
+            raise ValueError("secrets: PBS shows the variables of a job to everybody; put them where programs look for "
+                             "them on the nodes, such as ~/.netrc")  # fmt: skip
+        return self
 
 
 class SshSite(Site):

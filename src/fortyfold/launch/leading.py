@@ -1,0 +1,137 @@
+"""The first node's part: it meets the others, has all prepare themselves, and decides what is done until the end."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from fortyfold.launch.attach import attached
+from fortyfold.launch.check import add_problems, describe_ending, require_no_problems
+from fortyfold.launch.facts import Facts, lay_out
+from fortyfold.launch.gang import Attend, Gang, Node, NodeLost
+from fortyfold.launch.link import Closed, Link
+from fortyfold.launch.meeting import Invitation, Meeting, Reception, invite
+from fortyfold.launch.place import Place
+from fortyfold.launch.plan import Plan
+from fortyfold.launch.prepare import prepare_data
+from fortyfold.launch.requeue import note_end
+from fortyfold.launch.supervise import supervise, taking_over
+from fortyfold.launch.workers import prepare_workers, tell_facts
+from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.events import read_events
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag, hearing_requests
+
+TRAINED, STOPPED = 0, 75
+
+
+class _Stop(Exception):
+    """Asked to stop before training began."""
+
+
+def lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
+    """The first node's part. Whatever happens is the last word in `ended`."""
+    run_dir, gang = RunDir(plan.run), None
+    word = "failed"
+    try:
+        interface = plan.site.interface if place.num_nodes > 1 else "lo"
+        door = invite(interface, plan.site.ports, meeting.publish)
+        with taking_over(run_dir), hearing_requests(run_dir, stop), door as reception:
+            gang = _gather(plan, place, reception, stop)
+            if plan.checks:
+                add_problems(plan, describe_ending(gang.attempt(lambda: None)))
+                word = "checked"
+                return TRAINED
+            print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
+            with attached(run_dir, plan.job["recipe"]["log"]["sinks"], stop), _shown(run_dir):
+                ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
+        word = _last_word(run_dir, stop, ended.unsaved)
+        return TRAINED if word == "trained" else STOPPED
+    except _Stop:
+        word = stop.reason
+        return STOPPED
+    except NodeLost:
+        word = "lost"
+        raise
+    finally:
+        meeting.note_end(note_end(run_dir, word, meeting.start))
+        if gang is not None:
+            gang.goodbye(word)
+
+
+def _last_word(run_dir: RunDir, stop: StopFlag, unsaved: str) -> str:
+    events = read_events(run_dir.events())
+    if events and events[-1]["kind"] == "finished":
+        return "trained"
+    if events and events[-1]["kind"] == "stopped" and not unsaved:
+        return str(events[-1]["reason"])
+    return stop.reason if stop.requested else "failed"
+
+
+def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> Gang:
+    """Meet the others, see that all is as planned, and have every node prepare itself."""
+
+    def attend() -> None:
+        if stop.requested:
+            raise _Stop
+
+    came = reception.receive(place.num_nodes, attend)
+    facts = [tell_facts(plan, place), *(came[node][1] for node in sorted(came))]
+    try:
+        if plan.checks:
+            require_no_problems(plan, facts)
+        procs = lay_out(plan.shapes, facts)
+        address = _agreed_address(reception.invitation, facts[1:])
+        if not plan.apart and not plan.checks:
+            prepare_data(plan, attend)
+        others = _introduce(facts, procs, [came[node][0] for node in sorted(came)])
+        run = prepare_workers(plan, address, procs[0], sum(procs), attend)
+        _await_ready(others, attend)
+    except (UserError, RunFailed, _Stop) as error:
+        for link, _ in came.values():
+            link.send({"over": str(error) or "stopped"})
+        raise
+    return Gang(address, others, stop, run, plan.site.ports)
+
+
+def _agreed_address(invitation: Invitation, others: Sequence[Facts]) -> str:
+    """Where the others have found this node."""
+    return str(others[0]["address"]) if others else invitation.addresses[0]
+
+
+def _introduce(facts: Sequence[Facts], procs: Sequence[int], links: Sequence[Link]) -> list[Node]:
+    """Tell each of the others how many ranks it runs."""
+    nodes = []
+    for number, link in enumerate(links, start=1):
+        first = sum(procs[:number])
+        link.send({"procs": procs[number], "world": sum(procs)})
+        nodes.append(Node(number, facts[number]["host"], range(first, first + procs[number]), link))
+    return nodes
+
+
+def _await_ready(others: Sequence[Node], attend: Attend) -> None:
+    """Until each has its data."""
+    for node in others:
+        while True:
+            attend()
+            try:
+                message = node.link.receive(0.1)
+            except Closed as error:
+                raise NodeLost(f"node {node.number} ({node.host}) was lost while it prepared: {error}") from None
+            if message and "unfit" in message:
+                raise UserError(f"node {node.number} ({node.host}): {message['unfit']}")
+            if message and "ready" in message:
+                break
+
+
+@contextmanager
+def _shown(run_dir: RunDir) -> Iterator[None]:
+    """A line now and then in the job's log, by `fortyfold watch` in a process of its own."""
+    command = [sys.executable, "-m", "fortyfold", "watch", str(run_dir.path)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()

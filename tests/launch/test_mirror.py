@@ -1,0 +1,110 @@
+"""A copy of a run directory that follows it, change by change."""
+
+import shutil
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from fortyfold.launch.bootstrap import make_wheel, pinned_versions
+from fortyfold.launch.container import render_definition, write_definition
+from fortyfold.launch.mirror import Sender, read_changes, send, write_change
+from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.run_dir import RunDir
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path / "source")
+    (run_dir.path / "logs").mkdir(parents=True)
+    run_dir.spec.write_text("{}")
+    run_dir.events().write_text("one\n")
+    run_dir.rank_log(1).write_text("said\n")
+    return run_dir
+
+
+def save(run_dir: RunDir, step: int) -> None:
+    folder = run_dir.checkpoint(step, 1)
+    folder.mkdir(parents=True)
+    for name in ("model.safetensors", "manifest.json"):
+        (folder / name).write_bytes(bytes([step]) * 3_000_000)
+
+
+def files(run_dir: RunDir) -> dict[str, bytes]:
+    found = [path for path in run_dir.path.rglob("*") if path.is_file()]
+    return {path.relative_to(run_dir.path).as_posix(): path.read_bytes() for path in found}
+
+
+def carry(sender: Sender, source: RunDir, copy: RunDir) -> int:
+    """One round; gives how many bytes it took."""
+    buffer = BytesIO()
+    for change in sender.changes():
+        write_change(source, change, buffer)
+    buffer.seek(0)
+    list(read_changes(copy, buffer))
+    return buffer.tell()
+
+
+def test_it_follows_by_small_pieces(source: RunDir, tmp_path: Path) -> None:
+    copy, sender = RunDir(tmp_path / "copy"), Sender(source)
+    carry(sender, source, copy)
+    assert files(copy) == files(source)
+    assert carry(sender, source, copy) == 0
+    with source.events().open("a") as events:
+        events.write("two\n" * 100_000)
+    assert 400_000 < carry(sender, source, copy) < 400_300
+    save(source, 7)
+    source.summary.write_text("a,b\n")
+    carry(sender, source, copy)
+    assert files(copy) == files(source)
+    source.spec.write_text('{"a": 1}')
+    source.rank_log(1).write_text("")  # cut
+    carry(sender, source, copy)
+    assert copy.spec.read_text() == '{"a": 1}' and copy.rank_log(1).read_text() == "said\n"  # the longer one holds
+
+
+def test_a_checkpoint_is_whole_or_absent_and_pruned_ones_go(source: RunDir, tmp_path: Path) -> None:
+    copy, buffer = RunDir(tmp_path / "copy"), BytesIO()
+    save(source, 3)
+    send(source, buffer, once=True)
+    cut = BytesIO(buffer.getvalue()[:-2_000_000])
+    with pytest.raises(RunFailed, match="ended in the middle of a file"):
+        list(read_changes(copy, cut))
+    assert copy.checkpoint_names() == []
+    list(read_changes(copy, BytesIO(buffer.getvalue())))
+    assert copy.checkpoint_names() == ["step-000000003-0001"]
+    save(source, 5)
+    shutil.rmtree(source.checkpoint(3, 1))
+    again = BytesIO()
+    send(source, again, once=True)
+    list(read_changes(copy, BytesIO(again.getvalue())))
+    assert copy.checkpoint_names() == ["step-000000005-0001"]
+
+
+def test_other_ranks_send_their_records_only(source: RunDir, tmp_path: Path) -> None:
+    copy = RunDir(tmp_path / "copy")
+    save(source, 3)
+    carry(Sender(source, ranks_only=True), source, copy)
+    assert set(files(copy)) == {"events-00000.jsonl", "logs/rank-00001.log"}
+
+
+@pytest.mark.parametrize("path", ["../escape", "/etc/escape", "logs/../../escape"])
+def test_nothing_is_written_outside(path: str, tmp_path: Path) -> None:
+    line = f'{{"path": "{path}", "offset": 0, "size": 1, "checkpoint": "", "last": false}}\nx'
+    with pytest.raises(RunFailed, match="sends a file to"):
+        list(read_changes(RunDir(tmp_path / "copy"), BytesIO(line.encode())))
+
+
+def test_the_wheel_is_that_of_this_installation_and_always_the_same() -> None:
+    name, wheel = make_wheel()
+    make_wheel.cache_clear()
+    assert make_wheel() == (name, wheel)
+    assert name.startswith("fortyfold-") and name.endswith(".whl")
+    assert "torch==2.13.0\n" in pinned_versions() and "+" not in pinned_versions()
+
+
+def test_a_containers_definition_has_all_it_names(tmp_path: Path) -> None:
+    path = write_definition(tmp_path / "container")
+    assert path.read_text() == render_definition()
+    named = [line.split()[0] for line in path.read_text().partition("%files\n")[2].splitlines()[:2]]
+    assert sorted([*named, path.name]) == sorted(entry.name for entry in path.parent.iterdir())
