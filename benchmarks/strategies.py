@@ -46,7 +46,7 @@ class Result:
 
 def train(data: Path, out: Path, way: str, seed: int, arguments: argparse.Namespace) -> Result:
     """One whole command."""
-    sets = [part for change in (*WAYS[way], *arguments.set, f"seed={seed}") for part in ("--set", change)]
+    sets = [part for change in (*WAYS[way], f"epochs={arguments.epochs}", f"seed={seed}") for part in ("--set", change)]
     command = [sys.executable, "-m", "fortyfold", "train", arguments.recipe, "--data", str(data), "--out", str(out)]
     started = time.perf_counter()
     subprocess.run([*command, "--procs", str(arguments.procs), *sets], check=True, stdout=subprocess.DEVNULL)
@@ -78,11 +78,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     parser.add_argument("--recipe", default="smoke")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe, for all")
+    parser.add_argument("--epochs", type=int, default=12, help="the recipe's 6 end before all ways have converged")
     parser.add_argument("--folder", type=Path, help="keep the runs there; what is trained already is not trained again")
     arguments = parser.parse_args()
-    recipe = " ".join([arguments.recipe, *arguments.set])
-    print(f"{recipe} on {arguments.procs} ranks, {len(os.sched_getaffinity(0))} cores", flush=True)
+    what = f"{arguments.recipe}, {arguments.epochs} epochs, {arguments.procs} ranks, {len(os.sched_getaffinity(0))} cores"
+    print(what, flush=True)
     print(f"{'':28}{'top-1 %':>16}{'wall s':>10}{'MB/step':>10}{'distance':>10}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.folder or Path(scratch)

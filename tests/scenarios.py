@@ -61,18 +61,22 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
-def gossip(ranks: Ranks, topology: str, in_backward: bool, accumulate: int = 1, steps: int = 7) -> dict[str, Any]:
+def gossip(
+    ranks: Ranks, topology: str, in_backward: bool, sends_early: bool = True, accumulate: int = 1, steps: int = 7
+) -> dict[str, Any]:
     """Gossip against D-PSGD written down plainly, of all ranks in one process: are the weights the same bits?"""
     model = network()
     optimizer = sgd(model)
     wrapped = Gossip(model, optimizer, topology, in_backward=in_backward, bucket_mb=0.02, ranks=ranks)
-    turned_early = 0
+    turned_early = sent_early = 0
     for step in range(steps):
         for part in range(accumulate - 1):
             with wrapped.accumulating():
                 loss_of(model, ranks.world.rank, step + 1000 * part).backward()
         loss_of(model, ranks.world.rank, step + 1000 * (accumulate - 1)).backward()
         turned_early += wrapped._next
+        sent_early += sum(turn.sent for turn in wrapped._turns[: wrapped._next])
+        wrapped._waited_seconds = 0.0 if sends_early else 1e9
         wrapped.step()
         optimizer.zero_grad()
     expected = _plain_gossip(ranks, topology, accumulate, steps)
@@ -87,6 +91,7 @@ def gossip(ranks: Ranks, topology: str, in_backward: bool, accumulate: int = 1, 
         "same": all(same),
         "strides": all(strides),
         "turned_early": turned_early,
+        "sent_early": sent_early,
         "average": torch.allclose(weights, mean_of_all, atol=1e-6),
         "restored": torch.equal(weight_of(model, 0), weight_of(expected, 0)),
         "unused_trained": not torch.equal(weight_of(model, 4), weight_of(fresh, 4)),

@@ -8,15 +8,18 @@ from fortyfold.spec import plugin
 TOPOLOGIES = plugin.names("fortyfold.topologies")
 
 
-@pytest.mark.parametrize("in_backward", [True, False])
+@pytest.mark.parametrize(("in_backward", "sends_early"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_gossip_is_decentralised_sgd_bit_for_bit(three_ranks: RankPool, topology: str, in_backward: bool) -> None:
-    for answer in three_ranks.run("gossip", topology=topology, in_backward=in_backward):
+def test_gossip_is_decentralised_sgd_bit_for_bit(
+    three_ranks: RankPool, topology: str, in_backward: bool, sends_early: bool
+) -> None:
+    for answer in three_ranks.run("gossip", topology=topology, in_backward=in_backward, sends_early=sends_early):
         assert answer["same"], "the weights differ from plain D-PSGD"
         assert answer["strides"], "parameters lost their memory order"
         assert answer["average"] and answer["restored"]
         assert answer["unused_trained"]
         assert (answer["turned_early"] > 0) == in_backward
+        assert (answer["sent_early"] > 0) == (in_backward and sends_early)
 
 
 def test_gossip_accumulates(three_ranks: RankPool) -> None:

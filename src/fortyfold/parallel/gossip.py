@@ -3,9 +3,11 @@
 A step from x to the next x is W x - update(gradient at x): D-PSGD. Since the gradient is taken at the unmixed x, the
 messages with x can travel while it is computed. So before a step begins, its messages are under way; a bucket whose
 gradients have all come waits for its messages, mixes, and lets the optimiser step its parameters, while those of later
-buckets still travel. Buckets are in the order in which gradients came in the first step. When all have stepped, the
-next messages are sent, and have the whole next forward and backward to arrive. Not each bucket's at once: newer
-messages would take bandwidth from older ones, which are waited for sooner (docs/findings.md).
+buckets still travel. Buckets are in the order in which gradients came in the first step. A bucket that has stepped is
+sent at once, and has until its turn in the next step to arrive. Only where steps are mostly waiting, that is, where the
+network is the bottleneck, all are sent after the last: newer messages would take bandwidth from older ones, which are
+waited for sooner (docs/findings.md). Each rank decides that for itself, by its last step: it changes when messages
+leave, neither their order nor what is in them.
 
 When the optimiser steps: bucket by bucket inside backward, so that its time is hidden behind messages that are still to
 come, if each parameter can be stepped by itself; after backward, all at once, if the step needs the whole gradient
@@ -15,6 +17,7 @@ for bit.
 Nothing in flight need be saved: the messages are the ranks' weights, and are sent again after a restart.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +30,7 @@ from fortyfold.parallel.buckets import Bucket, Part, make_buckets
 from fortyfold.parallel.ranks import BACKSTOP, Ranks, group_ranks
 from fortyfold.topologies import Peer, load_topology
 
+MOST_WAITING = 0.5  # of a step, for messages that leave as soon as they can
 _EACH_BY_ITSELF = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta"}
 
 
@@ -64,6 +68,8 @@ class Gossip:
         self._known_order = False
         self._steps_done = 0
         self._next = 0  # turn to be taken in this step
+        self._waited_seconds, self._step_began = 0.0, time.perf_counter()
+        self._sends_early = True
         self._make_turns(list(reversed(range(len(self._parameters)))))
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))
@@ -140,10 +146,15 @@ class Gossip:
         turn.part.step()
         for parameter in turn.bucket.parameters:
             parameter.grad = None
+        if self._sends_early:
+            turn.launch(self._peers(self._steps_done + 1), self._group)
 
     def _mix(self, turn: "_Turn") -> None:
-        if not turn.begun:  # the first step of all, or after a restart
+        if not turn.sent:  # the first step of all, or after a restart
             turn.launch(self._peers(self._steps_done), self._group)
+        began = time.perf_counter()
+        turn.wait()
+        self._waited_seconds += time.perf_counter() - began
         turn.mix()
 
     def _finish(self) -> None:
@@ -152,7 +163,11 @@ class Gossip:
         if not self._known_order:
             self._order_by_arrival()
         for turn in self._turns:
-            turn.launch(self._peers(self._steps_done), self._group)
+            if not turn.sent:
+                turn.launch(self._peers(self._steps_done), self._group)
+        now = time.perf_counter()
+        self._sends_early = self._waited_seconds <= MOST_WAITING * (now - self._step_began)
+        self._waited_seconds, self._step_began = 0.0, now
         self._await_gradients()
 
     def _order_by_arrival(self) -> None:
@@ -184,14 +199,14 @@ class _Turn:
         self.bucket = bucket
         self.part = Part(optimizer, bucket.parameters)
         self.missing: set[int] = set()  # numbers of parameters whose gradients are still to come
-        self.begun = False
+        self.sent = False  # whether its messages for the next mixing are under way, or there
         self.messages: list[dist.Work] = []
         self._received: list[tuple[torch.Tensor, float]] = []
         self._spare: list[torch.Tensor] = []
 
     def launch(self, peers: list[Peer], group: dist.ProcessGroup | None) -> None:
         """Send the bucket as it is now, which must not change before `wait`; receive beside it."""
-        self.begun = True
+        self.sent = True
         while len(self._spare) < len(peers):
             self._spare.append(torch.empty_like(self.bucket.flat))
         self._received = [(buffer, peer.weight) for buffer, peer in zip(self._spare, peers, strict=False)]
@@ -207,7 +222,9 @@ class _Turn:
         self.messages = []
 
     def mix(self) -> None:
-        self.wait()
+        """What has arrived is taken in."""
+        assert not self.messages
+        self.sent = False
         if self._received:
             self.bucket.flat.mul_(1 - sum(weight for _, weight in self._received))
         for buffer, weight in self._received:
