@@ -81,7 +81,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12, help="the recipe's 6 end before all ways have converged")
     parser.add_argument("--folder", type=Path, help="keep the runs there; what is trained already is not trained again")
     arguments = parser.parse_args()
-    what = f"{arguments.recipe}, {arguments.epochs} epochs, {arguments.procs} ranks, {len(os.sched_getaffinity(0))} cores"
+    what = (
+        f"{arguments.recipe}, {arguments.epochs} epochs, {arguments.procs} ranks, {len(os.sched_getaffinity(0))} cores"
+    )
     print(what, flush=True)
     print(f"{'':28}{'top-1 %':>16}{'wall s':>10}{'MB/step':>10}{'distance':>10}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -176,7 +176,7 @@ def test_a_check_finds_what_is_wrong(bench: Bench) -> None:
     assert (code, out.splitlines()[-1]) == (0, "slurm-test: ok (2 nodes met, 2 ranks)"), out + err
     lacking = bench.folder / "nowhere"
     code, out, err = bench.call("sites", "check", "slurm-test", "--run", "--nodes", 2, "--data", lacking)
-    assert code == 2 and f"slurm-test: node 0 (" in out and f"node 1 (" in out, out + err
+    assert code == 2 and "slurm-test: node 0 (" in out and "node 1 (" in out, out + err
     assert out.count(f"the data in {lacking} cannot be read") == 2
     assert not list(bench.folder.glob("runs/.check-*"))
 

@@ -71,6 +71,7 @@ class Nodes:
         self.gang.goodbye("trained")
         self.thread.join(10)
         assert not self.thread.is_alive()
+        self.link.close()
         return self._errors
 
 
@@ -127,13 +128,13 @@ def test_a_node_that_goes_is_named_and_the_run_cannot_go_on(hurried: None) -> No
     assert len(told) == 2 and told[0].startswith("was lost with its node gpu17 (")
     with pytest.raises(NodeLost, match=r"node 1 \(gpu17\) was lost"):
         nodes.attempt()
+    nodes.over()
 
 
 def test_a_first_node_that_goes_ends_the_others(hurried: None) -> None:
     nodes = Nodes(at_once(Ending()), forever)
     nodes.gang._others[0].link.close()
-    nodes.thread.join(10)
-    assert [type(error) for error in nodes._errors] == [NodeLost]
+    assert [type(error) for error in nodes.over()] == [NodeLost]
 
 
 def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +143,16 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     with invite("lo", None, invitations.append) as reception:
         (invitation,) = invitations
         wrong = Invitation(invitation.addresses, invitation.port, "guess")
-        visit(wrong, {"node": 1}, lambda: None)
-        visit(invitation, {"node": 2, "host": "x"}, lambda: None)
+        links = [visit(wrong, {"node": 1}, lambda: None)[0]]
+        links.append(visit(invitation, {"node": 2, "host": "x"}, lambda: None)[0])
         with pytest.raises(RunFailed, match=r"node 1 has not come to 127\.0\.0\.1 within 3 s"):
             reception.receive(3, lambda: None)
-        visit(invitation, {"node": 1, "host": "y"}, lambda: None)
-        visit(invitation, {"node": 2, "host": "x"}, lambda: None)
-        assert [facts["host"] for _, facts in reception.receive(3, lambda: None).values()] == ["y", "x"]
+        links.append(visit(invitation, {"node": 1, "host": "y"}, lambda: None)[0])
+        links.append(visit(invitation, {"node": 2, "host": "x"}, lambda: None)[0])
+        came = reception.receive(3, lambda: None)
+        assert [facts["host"] for _, facts in came.values()] == ["y", "x"]
+    for link in [*links, *(link for link, _ in came.values())]:
+        link.close()
 
 
 def facts(node: int, gpus: int | None, version: str = "1", decoder: str = "native") -> dict[str, object]:

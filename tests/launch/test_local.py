@@ -121,7 +121,7 @@ def test_a_stop_is_passed_on_and_obeyed(run_dir: RunDir) -> None:
     stop = StopFlag()
     stop.ask(signal.SIGUSR1)
     assert launch(run_dir, ["obey:"], ["obey:"], stop=stop) == (1, "", [])
-    assert json.loads(run_dir.stopped.read_text()) == {"signal": "SIGUSR1"}
+    assert json.loads(run_dir.stopped.read_text()) == {"signal": "SIGUSR1", "reason": "out of time"}
 
 
 def test_a_killed_launcher_leaves_no_worker(run_dir: RunDir) -> None:

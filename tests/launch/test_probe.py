@@ -49,7 +49,7 @@ def test_too_little_shared_memory_and_too_few_files(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(probing, "SHM_BYTES_A_PROCESS", 2**60)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 2048))
     shm, files = problems(plan_of(tmp_path))
-    assert "/dev/shm has " in shm and "enlarge it" in shm
+    assert f"{probing.SHM} has " in shm and "enlarge it" in shm
     assert files == "only 2048 files may be open at once; ask for a hard limit of 4096 (ulimit -Hn)"
     monkeypatch.setattr(probing, "SHM", tmp_path / "none")
     assert "none: No such file or directory" in problems(plan_of(tmp_path))[0]
@@ -77,7 +77,7 @@ def test_gpus_that_are_missing(tmp_path: Path) -> None:
 
 
 def test_all_nodes_problems_are_told_by_name(tmp_path: Path) -> None:
-    same = {"versions": {"torch": "1"}, "decoder": "x", "gpus": None, "problems": []}
+    same: dict[str, Any] = {"versions": {"torch": "1"}, "decoder": "x", "gpus": None, "problems": []}
     nodes = [same | {"node": 0, "host": "a"}, same | {"node": 1, "host": "b", "problems": ["no disk", "no luck"]}]
     assert find_problems(plan_of(tmp_path), nodes) == ["node 1 (b): no disk", "node 1 (b): no luck"]
     nodes[1] |= {"problems": [], "versions": {"torch": "2"}}
@@ -87,9 +87,9 @@ def test_all_nodes_problems_are_told_by_name(tmp_path: Path) -> None:
 def test_where_a_node_is_by_its_scheduler() -> None:
     slurm = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "3", "SLURM_GPUS_ON_NODE": "2"}
     assert find_place("slurm", slurm) == Place(1, 3, 2)
-    assert find_place("pbs", {"FORTYFOLD_NODE": "0", "FORTYFOLD_NODES": "2", "CUDA_VISIBLE_DEVICES": "GPU-a,MIG-b"}) == (
-        Place(0, 2, 2)
-    )
+    assert find_place(
+        "pbs", {"FORTYFOLD_NODE": "0", "FORTYFOLD_NODES": "2", "CUDA_VISIBLE_DEVICES": "GPU-a,MIG-b"}
+    ) == (Place(0, 2, 2))
     assert count_gpus(None, {"CUDA_VISIBLE_DEVICES": ""}) == 0
     with pytest.raises(UserError, match="SLURM_NODEID is ''"):
         find_place("slurm", {})

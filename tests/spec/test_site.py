@@ -80,7 +80,9 @@ def test_the_projects_site_comes_before_the_users(
     files: Callable[[str, str], None], fortyfold: Callable[..., tuple[int, str, str]]
 ) -> None:
     files('[a]\nkind = "slurm"\nnodes = 2\n[wrong]\nkind = "pbs"\nnods = 1\n', '[a]\nkind = "pbs"\n[b]\nkind = "pbs"\n')
-    assert load_site("a").nodes == 2 and load_site("b").kind == "pbs" and set(find_sites()) == {"local", "a", "b", "wrong"}
+    assert (
+        load_site("a").nodes == 2 and load_site("b").kind == "pbs" and set(find_sites()) == {"local", "a", "b", "wrong"}
+    )
     code, out, _ = fortyfold("sites")
     assert code == 0 and "wrong: sites.toml, site wrong: unknown key nods; did you mean nodes?" in out
     code, out, _ = fortyfold("sites", "show", "a", "--explain")

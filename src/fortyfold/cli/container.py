@@ -17,13 +17,16 @@ def define(
     from fortyfold.launch.container import write_definition
 
     path = write_definition(folder)
-    print(f"wrote {path}, and beside it what it needs\nbuild it   cd {folder} && apptainer build fortyfold.sif {path.name}")
+    print(f"wrote {path}, and beside it what it needs")
+    print(f"build it   cd {folder} && apptainer build fortyfold.sif {path.name}")
 
 
 @app.command()
 def pull(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="docker://…, library://… or oras://…")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The .sif file; default: by the image's name.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The .sif file; default: by the image's name.")
+    ] = None,
 ) -> None:
     """Fetch an image once, so that no node has to."""
     from fortyfold.launch.container import pull as fetch

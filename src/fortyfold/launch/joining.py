@@ -34,4 +34,6 @@ def join(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
         follow(link, place.node, place.num_nodes, stop, run)
     except Closed as error:
         raise NodeLost(f"{name_node(facts)} has lost the first node: {error}") from None
+    finally:
+        link.close()
     return 0  # how it ended is the first node's to say

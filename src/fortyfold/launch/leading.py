@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from fortyfold.launch.attach import attached
@@ -90,7 +90,9 @@ def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> G
         _await_ready(others, attend)
     except (UserError, RunFailed, _Stop) as error:
         for link, _ in came.values():
-            link.send({"over": str(error) or "stopped"})
+            with suppress(Closed):
+                link.send({"over": str(error) or "stopped"})
+            link.close()
         raise
     return Gang(address, others, stop, run, plan.site.ports)
 

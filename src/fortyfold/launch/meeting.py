@@ -78,6 +78,8 @@ class Reception:
             attend()
             if time.monotonic() > deadline:
                 missing = ", ".join(str(node) for node in range(1, num_nodes) if node not in came)
+                for link, _ in came.values():
+                    link.close()
                 raise RunFailed(
                     f"node {missing} has not come to {' or '.join(self.invitation.addresses)} within "
                     f"{PATIENCE_SECONDS:.0f} s; see its log, and whether the network lets it through (interface)"

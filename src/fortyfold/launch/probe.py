@@ -1,6 +1,5 @@
 """What could be wrong with a node, looked at before anything is trained there. A problem is a line that says it all."""
 
-import os
 import resource
 import shutil
 import tempfile
@@ -83,7 +82,7 @@ def _probe_folders(plan: Plan) -> Iterator[str]:
 def _probe_data(plan: Plan) -> Iterator[str]:
     if root := plan.job.get("data"):
         try:
-            next(os.scandir(find_split(Path(root), "train")), None)
+            list(find_split(Path(root), "train").iterdir())
         except (UserError, OSError) as error:
             yield f"the data in {root} cannot be read: {error}"
 

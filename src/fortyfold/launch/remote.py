@@ -29,10 +29,13 @@ def start(
 ) -> Process:
     """The script on that host; its stdin stays open."""
     numbers = ["--", *map(str, arguments)] if arguments else []
-    process = subprocess.Popen(
-        ssh_command(site, host, "bash", "-s", *numbers),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
-    )  # fmt: skip
+    try:
+        process = subprocess.Popen(
+            ssh_command(site, host, "bash", "-s", *numbers),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise UserError("there is no ssh on this machine; install it (openssh-client)") from None
     write(process, script.encode())
     return process
 

@@ -124,7 +124,7 @@ class Site(Section):
     interface: Text | None = None
     """The network interface that nodes talk by; default: the one that leads from each node to the first."""
     ports: tuple[Port, Port] | None = None
-    """The first and the last port that the first node may listen on, where a firewall leaves only some; it needs two."""
+    """The first and the last port that the first node may listen on, where not all are let through; two are used."""
     run_root: Text | None = None
     """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
 
@@ -195,8 +195,9 @@ class SlurmSite(BatchSite):
     @model_validator(mode="after")
     def _lines_are_others(self) -> Self:
         self.refuse_lines((
-            "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--requeue", "--no-requeue", "--open-mode", "--signal",
-            "--array", "-a", "--wrap", "--job-name", "-J", "--output", "-o", "--gpus", "-G", "--gpus-per-node",
+            "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--requeue", "--no-requeue", "--open-mode",
+            "--signal", "--array", "-a", "--wrap", "--job-name", "-J", "--output", "-o", "--gpus", "-G",
+            "--gpus-per-node",
         ))  # fmt: skip
         return self
 
