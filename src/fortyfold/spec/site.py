@@ -190,10 +190,9 @@ class PbsSite(BatchSite):
     """What the site asks for in each chunk besides, such as { gpu_model = "a100", phase = 28 }."""
 
 
-class SshSite(Site):
-    kind: Literal["ssh"]
-    hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
-    """The machines, as ssh is told them; the first one leads."""
+class RemoteSite(Site):
+    """What sites have in common whose nodes are reached by ssh."""
+
     config: Text | None = None
     """A configuration file for ssh, instead of the user's own."""
     shared: bool = True
@@ -203,4 +202,7 @@ class SshSite(Site):
     """How the hosts get fortyfold: it is there already, or a wheel is sent, and installed once a version."""
 
 
-KINDS: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite, "slurm": SlurmSite, "pbs": PbsSite}
+class SshSite(RemoteSite):
+    kind: Literal["ssh"]
+    hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
+    """The machines, as ssh is told them; the first one leads."""
