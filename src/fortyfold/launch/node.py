@@ -32,6 +32,7 @@ from fortyfold.launch.place import Place, find_place
 from fortyfold.launch.plan import Plan, read_plan
 from fortyfold.launch.prepare import prepare_data, stage_here
 from fortyfold.launch.requeue import note_end
+from fortyfold.launch.spot import watch_for_notice
 from fortyfold.launch.supervise import supervise, taking_over
 from fortyfold.launch.wire import Wire
 from fortyfold.spec.errors import RunFailed, UserError
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         plan, meeting = _open(options, stop)
         _note_deadline(stop)
+        if plan.site.kind == "aws":
+            watch_for_notice(stop)
         place = find_place(plan.site.kind)
         if place.node == 0:
             return _lead(plan, place, meeting, stop)
