@@ -1,0 +1,240 @@
+"""A run on AWS from its question to its end. EC2 is moto's server; what is done by ssh is played by `Hosts`."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("moto")
+
+from aws_stand_in import SITE, ZONE, Cloud, cloud
+
+from fortyfold.launch.aws import data_volumes, instances, reaping, volumes
+from fortyfold.launch.aws.group import make_group
+from fortyfold.launch.aws.host_key import HostKey
+from fortyfold.launch.aws.lookup import look_up
+from fortyfold.launch.aws.session import connect
+from fortyfold.launch.aws.tags import RUN, run_tag
+from fortyfold.launch.contract import Rendered
+from fortyfold.launch.environment import train_job
+from fortyfold.launch.kinds import aws, ssh
+from fortyfold.launch.plan import Plan, make_plan
+from fortyfold.spec.aws_site import AwsSite
+from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.recipe_file import load_recipe
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.site_file import parse_site
+from fortyfold.spec.stop import StopFlag
+
+Act = Callable[["Hosts"], tuple[str, int]]
+TRAINED = ("trained", 0)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Cloud]:
+    with cloud() as made:
+        yield made
+
+
+@pytest.fixture
+def ec2(served: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """An empty region, its credentials, and no patience."""
+    served.reset()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    given = {"AWS_ENDPOINT_URL": served.url, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    for module in (instances, reaping, volumes, data_volumes):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(aws, "ROOM_SECONDS", 0.01)
+    return served
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    made = RunDir(tmp_path / "run")
+    made.launch.mkdir(parents=True)  # as the command line has done by then
+    return made
+
+
+def make_site(**keys: Any) -> AwsSite:
+    site = parse_site(SITE | keys, source="test")
+    assert isinstance(site, AwsSite)
+    return site
+
+
+def plan_for(site: AwsSite, run_dir: RunDir) -> Plan:
+    there = Path("~/runs/run")
+    job = train_job(load_recipe("tiny"), there, ["fortyfold", "train"])
+    return make_plan("cloud", site, there, job, None, None)
+
+
+class Hosts:
+    """What happens on the instances: `acts` one after the other, a gang each."""
+
+    def __init__(self, ec2: Cloud, run_dir: RunDir, *acts: Act | tuple[str, int]) -> None:
+        self.ec2, self.run_dir, self.acts = ec2, run_dir, list(acts)
+        self.gangs: list[list[str]] = []
+        self.prepared: list[tuple[str, str | None]] = []
+        self.settled = 0
+        self.said: list[str] = []
+        self.by_ssh: list[tuple[str, str]] = []
+
+    def play(self, monkeypatch: pytest.MonkeyPatch, site: AwsSite, stop: StopFlag | None = None) -> int:
+        def prepare(site: AwsSite, host: str, volume: Any, say: object) -> None:
+            self.prepared.append((host, volume and volume.name))
+
+        def settle(*arguments: object) -> None:
+            self.settled += 1
+
+        def remote_run(site: AwsSite, host: str, script: str) -> bytes:
+            self.by_ssh.append((host, script))
+            return b""
+
+        monkeypatch.setattr(aws, "await_sshd", lambda site, host: None)
+        monkeypatch.setattr(aws, "prepare_host", prepare)
+        monkeypatch.setattr(aws, "settle", settle)
+        monkeypatch.setattr(aws, "start_once", self._start_once)
+        monkeypatch.setattr(aws.remote, "run", remote_run)
+        plan = plan_for(site, self.run_dir)
+        return aws.run(plan, aws.render(plan, False), self.run_dir, stop or StopFlag(), self.said.append)
+
+    def _start_once(self, plan: Plan, rendered: Rendered, hosts: Any, *rest: object) -> tuple[str, int]:
+        running = self.ec2.instances("running")
+        self.gangs.append([each["InstanceId"] for each in running])
+        assert isinstance(plan.site, AwsSite) and plan.site.config == str(self.run_dir.ssh_config)
+        text = self.run_dir.ssh_config.read_text()
+        assert all(f"HostName {each['PublicIpAddress']}\n" in text for each in running)
+        assert list(hosts) == [f"node{node}" for node in range(len(running))]
+        act = self.acts.pop(0)
+        return act if isinstance(act, tuple) else act(self)
+
+
+def save(step: int, word: str, code: int = 75) -> Act:
+    def act(hosts: Hosts) -> tuple[str, int]:
+        (hosts.run_dir.checkpoints / f"step-{step:09d}-0001").mkdir(parents=True, exist_ok=True)
+        return word, code
+
+    return act
+
+
+def test_a_gang_as_it_is_asked_for(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ec2.make_volumes(*(f"imagenet_{number}" for number in range(2, 6)))
+
+    def look(hosts: Hosts) -> tuple[str, int]:
+        gang = ec2.instances("running")
+        assert len(gang) == 4
+        for each in gang:
+            assert each["InstanceLifecycle"] == "spot" and each["MetadataOptions"]["HttpTokens"] == "required"
+            assert each["Placement"]["AvailabilityZone"] == ZONE
+            assert {"Key": RUN, "Value": run_tag(run_dir)} in each["Tags"]
+        (group,) = ec2.groups()
+        sources = [rule.get("IpRanges") for rule in group["IpPermissions"] if rule.get("IpRanges")]
+        assert [[each["CidrIp"] for each in source] for source in sources] == [["203.0.113.7/32"]]
+        assert any(pair["GroupId"] == group["GroupId"] for rule in group["IpPermissionsEgress"] for pair in
+                   rule["UserIdGroupPairs"])  # fmt: skip
+        held = {
+            volume["VolumeId"]: volume["Attachments"] for volume in ec2.ec2.describe_volumes(VolumeIds=ids)["Volumes"]
+        }
+        assert [held[volume][0]["InstanceId"] for volume in ids] == hosts.gangs[0]
+        return TRAINED
+
+    hosts = Hosts(ec2, run_dir, look)
+    assert hosts.play(monkeypatch, make_site(volume="imagenet", volume_offset=2)) == 0
+    assert sorted(hosts.prepared) == [(f"node{node}", f"imagenet_{node + 2}") for node in range(4)]
+    assert ec2.left() == [] and ec2.volume_states() == ["available"] * 4
+
+
+def test_a_spot_notice_brings_a_new_gang(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    ec2.make_volumes(*(f"imagenet_{number}" for number in range(4)))
+    hosts = Hosts(ec2, run_dir, save(10, "spot notice"), save(20, "lost", 1), TRAINED)
+    assert hosts.play(monkeypatch, make_site(volume="imagenet")) == 0
+    assert [len(gang) for gang in hosts.gangs] == [4, 4, 4] and len({*chain(*hosts.gangs)}) == 12
+    assert hosts.settled == 3  # each gang is told how far the run is
+    assert "note: spot notice; starting again from the last checkpoint" in hosts.said
+    assert ec2.left() == [] and len(ec2.instances("terminated")) == 12
+
+
+def test_gangs_that_save_nothing_are_bounded(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(ec2, run_dir, save(10, "spot notice"), *[("spot notice", 75)] * 3)
+    with pytest.raises(RunFailed, match="3 starts in a row have saved nothing new"):
+        hosts.play(monkeypatch, make_site())
+    assert ec2.left() == []
+
+
+@pytest.mark.parametrize("word", ["cancelled", "failed", "out of time"])
+def test_other_ends_are_ends(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    stop = StopFlag()
+
+    def act(hosts: Hosts) -> tuple[str, int]:
+        if word == "out of time":
+            stop.ask_by_name("SIGUSR1")
+        return word, 75
+
+    hosts = Hosts(ec2, run_dir, act)
+    assert hosts.play(monkeypatch, make_site(), stop) == 75
+    assert ec2.left() == []
+
+
+def test_whatever_is_raised_nothing_is_left(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(hosts: Hosts) -> tuple[str, int]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Hosts(ec2, run_dir, act).play(monkeypatch, make_site())
+    assert ec2.left() == []
+
+
+def test_a_killed_commands_instances_are_ended_first(
+    ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = aws._Work(connect(make_site()), plan_for(make_site(), run_dir), Rendered({}, []), run_dir, StopFlag(), print)
+    work.group = make_group(work.ec2, work.tag, ec2.network(), "203.0.113.7")
+    aws._start_when_there_is_room(work, look_up(work.ec2, work.site, 4), HostKey("private", "public"))
+    assert len(ec2.left()) == 5
+    hosts = Hosts(ec2, run_dir, TRAINED)
+    assert hosts.play(monkeypatch, make_site()) == 0
+    assert len(hosts.gangs[0]) == 4 and ec2.left() == []
+
+
+def test_the_time_limit_saves_the_run(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, heard = StopFlag(), threading.Event()
+
+    def act(hosts: Hosts) -> tuple[str, int]:
+        while not stop.requested:
+            heard.wait(0.01)
+        return stop.reason, 75
+
+    assert Hosts(ec2, run_dir, act).play(monkeypatch, make_site(time_limit="00:12", warn_seconds=11), stop) == 75
+    assert stop.reason == "out of time" and ec2.left() == []
+
+
+def test_secrets_are_nowhere(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(ec2, run_dir, TRAINED)
+    hosts.play(monkeypatch, make_site())
+    files = [path.read_text() for path in run_dir.path.rglob("*") if path.is_file()]
+    assert files and not any("hush-hush" in text or "PRIVATE KEY" in text for text in [*files, *hosts.said])
+    known = run_dir.known_hosts.read_text().split()
+    assert known[:2] == ["fortyfold-instance", "ssh-ed25519"]
+
+
+def test_the_request_is_shown(ec2: Cloud, run_dir: RunDir) -> None:
+    rendered = aws.render(plan_for(make_site(), run_dir), False)
+    request = json.loads(next(text for path, text in rendered.files.items() if path.name == "instances.json"))
+    assert request["MinCount"] == request["MaxCount"] == 4
+    assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert rendered.commands[3][-4:] == ["--", "0", "3", "4"]
+
+
+def test_a_missing_volume(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    ec2.make_volumes("imagenet_0", "imagenet_1", "imagenet_2")
+    with pytest.raises(UserError, match=r"^AWS: there is no volume imagenet_3; `fortyfold aws volumes` makes"):
+        Hosts(ec2, run_dir).play(monkeypatch, make_site(volume="imagenet"))
+    assert ec2.instances() == [] and ec2.groups() == []
