@@ -1,60 +1,26 @@
 """A run on AWS from its question to its end. EC2 is moto's server; what is done by ssh is played by `Hosts`."""
 
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+import boto3
 import pytest
+from aws_hosts import TRAINED, Hosts, make_site, plan_for, save
+from aws_stand_in import REGION, ZONE, Cloud
+from botocore.stub import Stubber
 
-pytest.importorskip("moto")
-
-from aws_stand_in import SITE, ZONE, Cloud, cloud
-
-from fortyfold.launch.aws import data_volumes, instances, reaping, volumes
 from fortyfold.launch.aws.group import make_group
 from fortyfold.launch.aws.host_key import HostKey
 from fortyfold.launch.aws.lookup import look_up
-from fortyfold.launch.aws.session import connect
+from fortyfold.launch.aws.session import Ec2, connect
 from fortyfold.launch.aws.tags import RUN, run_tag
 from fortyfold.launch.contract import Rendered
-from fortyfold.launch.environment import train_job
-from fortyfold.launch.kinds import aws, ssh
-from fortyfold.launch.plan import Plan, make_plan
-from fortyfold.spec.aws_site import AwsSite
+from fortyfold.launch.kinds import aws
 from fortyfold.spec.errors import RunFailed, UserError
-from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.site_file import parse_site
 from fortyfold.spec.stop import StopFlag
-
-Act = Callable[["Hosts"], tuple[str, int]]
-TRAINED = ("trained", 0)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Cloud]:
-    with cloud() as made:
-        yield made
-
-
-@pytest.fixture
-def ec2(served: Cloud, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    """An empty region, its credentials, and no patience."""
-    served.reset()
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    given = {"AWS_ENDPOINT_URL": served.url, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    for module in (instances, reaping, volumes, data_volumes):
-        monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(aws, "ROOM_SECONDS", 0.01)
-    return served
 
 
 @pytest.fixture
@@ -62,67 +28,6 @@ def run_dir(tmp_path: Path) -> RunDir:
     made = RunDir(tmp_path / "run")
     made.launch.mkdir(parents=True)  # as the command line has done by then
     return made
-
-
-def make_site(**keys: Any) -> AwsSite:
-    site = parse_site(SITE | keys, source="test")
-    assert isinstance(site, AwsSite)
-    return site
-
-
-def plan_for(site: AwsSite, run_dir: RunDir) -> Plan:
-    there = Path("~/runs/run")
-    job = train_job(load_recipe("tiny"), there, ["fortyfold", "train"])
-    return make_plan("cloud", site, there, job, None, None)
-
-
-class Hosts:
-    """What happens on the instances: `acts` one after the other, a gang each."""
-
-    def __init__(self, ec2: Cloud, run_dir: RunDir, *acts: Act | tuple[str, int]) -> None:
-        self.ec2, self.run_dir, self.acts = ec2, run_dir, list(acts)
-        self.gangs: list[list[str]] = []
-        self.prepared: list[tuple[str, str | None]] = []
-        self.settled = 0
-        self.said: list[str] = []
-        self.by_ssh: list[tuple[str, str]] = []
-
-    def play(self, monkeypatch: pytest.MonkeyPatch, site: AwsSite, stop: StopFlag | None = None) -> int:
-        def prepare(site: AwsSite, host: str, volume: Any, say: object) -> None:
-            self.prepared.append((host, volume and volume.name))
-
-        def settle(*arguments: object) -> None:
-            self.settled += 1
-
-        def remote_run(site: AwsSite, host: str, script: str) -> bytes:
-            self.by_ssh.append((host, script))
-            return b""
-
-        monkeypatch.setattr(aws, "await_sshd", lambda site, host: None)
-        monkeypatch.setattr(aws, "prepare_host", prepare)
-        monkeypatch.setattr(aws, "settle", settle)
-        monkeypatch.setattr(aws, "start_once", self._start_once)
-        monkeypatch.setattr(aws.remote, "run", remote_run)
-        plan = plan_for(site, self.run_dir)
-        return aws.run(plan, aws.render(plan, False), self.run_dir, stop or StopFlag(), self.said.append)
-
-    def _start_once(self, plan: Plan, rendered: Rendered, hosts: Any, *rest: object) -> tuple[str, int]:
-        running = self.ec2.instances("running")
-        self.gangs.append([each["InstanceId"] for each in running])
-        assert isinstance(plan.site, AwsSite) and plan.site.config == str(self.run_dir.ssh_config)
-        text = self.run_dir.ssh_config.read_text()
-        assert all(f"HostName {each['PublicIpAddress']}\n" in text for each in running)
-        assert list(hosts) == [f"node{node}" for node in range(len(running))]
-        act = self.acts.pop(0)
-        return act if isinstance(act, tuple) else act(self)
-
-
-def save(step: int, word: str, code: int = 75) -> Act:
-    def act(hosts: Hosts) -> tuple[str, int]:
-        (hosts.run_dir.checkpoints / f"step-{step:09d}-0001").mkdir(parents=True, exist_ok=True)
-        return word, code
-
-    return act
 
 
 def test_a_gang_as_it_is_asked_for(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,3 +143,23 @@ def test_a_missing_volume(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match=r"^AWS: there is no volume imagenet_3; `fortyfold aws volumes` makes"):
         Hosts(ec2, run_dir).play(monkeypatch, make_site(volume="imagenet"))
     assert ec2.instances() == [] and ec2.groups() == []
+
+
+def test_credentials_that_expire_meanwhile(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances that EC2 does not end for us are told to end themselves."""
+    client = boto3.client("ec2", region_name=REGION)
+    monkeypatch.setattr(aws, "connect", lambda site: Ec2(client))
+    stub = Stubber(client)
+
+    def act(hosts: Hosts) -> tuple[str, int]:
+        for operation in ("terminate_instances", "describe_instances"):
+            stub.add_client_error(operation, "RequestExpired", "Request has expired.")
+        stub.activate()
+        return TRAINED
+
+    hosts = Hosts(ec2, run_dir, act)
+    assert hosts.play(monkeypatch, make_site()) == 0
+    stub.deactivate()
+    assert hosts.by_ssh == [(f"node{node}", "sudo -n shutdown -h now\n") for node in range(4)]
+    assert any(line.startswith("note: AWS: terminate_instances: RequestExpired") for line in hosts.said)
+    assert any("`fortyfold aws reap cloud` does it" in line for line in hosts.said)

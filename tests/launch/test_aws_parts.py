@@ -218,7 +218,7 @@ TOOLS = {
     "mount": ":",
     "umount": ":",
     "sync": ":",
-    "aws": 'echo image > "$8/image.jpg"',
+    "aws": 'echo image > "$7/image.jpg"',
 }
 
 
@@ -229,12 +229,13 @@ def run_mount(folder: Path, site: AwsSite, blkid: int) -> tuple[subprocess.Compl
     log.write_text("")
     for name, body in TOOLS.items():
         tool = tools / name
-        tool.write_text(f'#!/bin/bash\necho "{name} $*" >> {log}\n{body.replace("{blkid}", str(blkid))}\n')
+        note = "" if name == "sudo" else f'echo "{name} $*" >> {log}\n'
+        tool.write_text(f"#!/bin/bash\n{note}{body.replace('{blkid}', str(blkid))}\n")
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     script = mount_script(site, Volume("vol-0123", "it's_0", "us-east-1a", "available", 10))
     environment = {"PATH": f"{tools}:/usr/bin:/bin"}
     done = subprocess.run(["bash", "-s"], input=script, capture_output=True, text=True, env=environment)
-    calls = [line for line in log.read_text().splitlines() if not line.startswith(("sudo", "lsblk", "blkid"))]
+    calls = [line for line in log.read_text().splitlines() if not line.startswith(("lsblk", "blkid"))]
     return done, calls
 
 
