@@ -1,6 +1,7 @@
 """EC2 as moto plays it, on a port of this machine, and instance metadata as a few lines do."""
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,10 @@ from typing import Any
 
 import boto3
 import requests
-from moto.server import ThreadedMotoServer
 
 REGION, ZONE = "us-east-1", "us-east-1b"
 SITE = {
-    "kind": "aws", "region": REGION, "instance_type": "p3.16xlarge", "ami": "ami-03cf127a", "key": "mine",
+    "kind": "aws", "region": REGION, "instance_type": "p3.16xlarge", "ami": "training-*", "key": "mine",
     "ssh_from": "203.0.113.7", "nodes": 4, "spot": True,
 }  # fmt: skip
 
@@ -22,13 +22,14 @@ class Cloud:
     """What there is, for assertions; and what was there before, for the code under test."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url, self.image = url, ""
         anybody = {"aws_access_key_id": "id", "aws_secret_access_key": "word"}
         self.ec2: Any = boto3.client("ec2", endpoint_url=url, region_name=REGION, **anybody)
 
     def reset(self) -> None:
         requests.post(f"{self.url}/moto-api/reset", timeout=10).raise_for_status()
         self.ec2.create_key_pair(KeyName="mine")
+        self.image = self.ec2.register_image(Name="training-2026", RootDeviceName="/dev/sda1")["ImageId"]
 
     def make_volumes(self, *names: str, zone: str = ZONE) -> list[str]:
         def tagged(name: str) -> list[dict[str, Any]]:
@@ -62,6 +63,9 @@ class Cloud:
 
 @contextmanager
 def cloud() -> Iterator[Cloud]:
+    os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # a thousand images, made again at each reset
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -75,8 +79,8 @@ def cloud() -> Iterator[Cloud]:
 class Metadata(ThreadingHTTPServer):
     """IMDSv2: a token by PUT, without which nothing is said; a notice once `notice` is set."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        super().__init__((address, 0), _Answers)
         self.notice = threading.Event()
         self.asked: list[tuple[str, str]] = []
         self.tokens = ["first"]
@@ -84,7 +88,7 @@ class Metadata(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -115,8 +119,8 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def metadata() -> Iterator[Metadata]:
-    with Metadata() as server:
+def metadata(address: str = "127.0.0.1") -> Iterator[Metadata]:
+    with Metadata(address) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

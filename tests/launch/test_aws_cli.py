@@ -44,7 +44,7 @@ def test_training_goes_on_with_new_instances(ec2: Cloud, fortyfold: Fortyfold, m
 def test_volumes_are_looked_at_first(ec2: Cloud, fortyfold: Fortyfold, state: str, complaint: str) -> None:
     if state == "in-use":
         ids = ec2.make_volumes(*(f"imagenet_{node}" for node in range(4)))
-        (other,) = ec2.ec2.run_instances(ImageId="ami-03cf127a", MinCount=1, MaxCount=1)["Instances"]
+        (other,) = ec2.ec2.run_instances(ImageId=ec2.image, MinCount=1, MaxCount=1)["Instances"]
         ec2.ec2.attach_volume(VolumeId=ids[2], InstanceId=other["InstanceId"], Device="/dev/sdf")
     code, _, err = fortyfold("train", "tiny", "--on", "cloud", "--yes")
     assert code == 2 and err.count("\n") == 1 and complaint in err
@@ -93,8 +93,8 @@ def test_reaping_ends_runs_and_leaves_data(ec2: Cloud, fortyfold: Fortyfold) -> 
         GroupName="left", Description="left", TagSpecifications=[{"ResourceType": "security-group", "Tags": mine}]
     )
     tags = [{"ResourceType": "instance", "Tags": mine}]
-    ec2.ec2.run_instances(ImageId="ami-03cf127a", MinCount=2, MaxCount=2, TagSpecifications=tags)
-    ec2.ec2.run_instances(ImageId="ami-03cf127a", MinCount=1, MaxCount=1)  # not ours
+    ec2.ec2.run_instances(ImageId=ec2.image, MinCount=2, MaxCount=2, TagSpecifications=tags)
+    ec2.ec2.run_instances(ImageId=ec2.image, MinCount=1, MaxCount=1)  # not ours
     assert fortyfold("aws", "reap", "cloud", "--yes")[1] == "nothing is left\n"
     code, _, err = fortyfold("aws", "reap", "cloud", "--everybody")
     assert code == 2 and "nobody is there to be asked" in err and len(ec2.instances("running")) == 3

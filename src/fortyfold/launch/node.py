@@ -35,6 +35,7 @@ from fortyfold.launch.requeue import note_end
 from fortyfold.launch.spot import watch_for_notice
 from fortyfold.launch.supervise import supervise, taking_over
 from fortyfold.launch.wire import Wire
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.failure import Ending
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         plan, meeting = _open(options, stop)
         _note_deadline(stop)
-        if plan.site.kind == "aws":
+        if isinstance(plan.site, AwsSite) and plan.site.spot:
             watch_for_notice(stop)
         place = find_place(plan.site.kind)
         if place.node == 0:

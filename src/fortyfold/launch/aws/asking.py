@@ -53,9 +53,10 @@ def instances_request(
                 "AssociatePublicIpAddress": not site.private,
             }
         ],
-        "TagSpecifications": specifications(tags, "instance", "volume"),
+        "TagSpecifications": specifications(tags, "instance", "volume", "network-interface"),
     }
     if site.spot:
+        request["TagSpecifications"] += specifications(tags, "spot-instances-request")
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
         request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": options}
     if site.instance_profile:

@@ -33,7 +33,7 @@ from fortyfold.launch.mirroring import settle
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import render_node
 from fortyfold.spec.aws_site import AwsSite
-from fortyfold.spec.errors import UserError
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.nodes import parse_seconds
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
@@ -171,8 +171,9 @@ def _gang(work: _Work) -> Iterator[tuple[Plan, Sequence[str]]]:
         addresses = instances.await_running(work.ec2, ids, work.attend, private=work.site.private)
         config = write_ssh_config(work.run_dir, work.site, addresses, key)
         plan = replace(plan, site=work.site.model_copy(update={"config": str(config)}))
-        _make_ready(work, plan, hosts, ids, found)
-        yield plan, hosts
+        with _losses_told(work, ids):
+            _make_ready(work, plan, hosts, ids, found)
+            yield plan, hosts
     finally:
         _end(work, plan, hosts, ids)
 
@@ -180,6 +181,7 @@ def _gang(work: _Work) -> Iterator[tuple[Plan, Sequence[str]]]:
 def _start_when_there_is_room(work: _Work, found: Found, key: HostKey) -> list[str]:
     """A run that has begun waits for it; a new one hears at once that there is none."""
     until = time.monotonic() + (work.site.wait_minutes * 60 if work.num_starts > 1 else 0)
+    told = False
     while True:
         data = user_data(work.site, key, _minutes(work.seconds_left()))
         try:
@@ -189,7 +191,9 @@ def _start_when_there_is_room(work: _Work, found: Found, key: HostKey) -> list[s
         except instances.NoRoom as error:
             if time.monotonic() >= until:
                 raise
-            work.say(f"note: {error}; asking again")
+            if not told:
+                work.say(f"note: {error}; asking again for {work.site.wait_minutes} minutes")
+            told = True
         again = time.monotonic() + ROOM_SECONDS
         while time.monotonic() < again:
             work.attend()
@@ -197,20 +201,26 @@ def _start_when_there_is_room(work: _Work, found: Found, key: HostKey) -> list[s
 
 
 def _make_ready(work: _Work, plan: Plan, hosts: Sequence[str], ids: Sequence[str], found: Found) -> None:
-    """Volumes, fortyfold, and the run as far as it is. Raises InstancesLost if that is why something failed."""
+    """Volumes, fortyfold, and the run as far as it is."""
     site = _site(plan)
+    attach_volumes(work.ec2, found.volumes, ids)
+    on_all_hosts(hosts, partial(await_sshd, site), work.attend)
+    work.say("preparing the instances")
+    volumes = dict(zip(hosts, found.volumes, strict=bool(found.volumes)))
+    on_all_hosts(hosts, lambda host: prepare_host(site, host, volumes.get(host), work.say), work.attend)
+    if plan.apart:
+        settle(plan, hosts, work.run_dir)
+
+
+@contextmanager
+def _losses_told(work: _Work, ids: Sequence[str]) -> Iterator[None]:
+    """What fails while instances are gone failed for that, and is no reason to give up: InstancesLost."""
     try:
-        attach_volumes(work.ec2, found.volumes, ids)
-        on_all_hosts(hosts, partial(await_sshd, site), work.attend)
-        work.say("preparing the instances")
-        volumes = dict(zip(hosts, found.volumes, strict=bool(found.volumes)))
-        on_all_hosts(hosts, lambda host: prepare_host(site, host, volumes.get(host), work.say), work.attend)
-        if plan.apart:
-            settle(plan, hosts, work.run_dir)
-    except UserError as error:
-        if not instances.are_running(work.ec2, ids):
-            raise instances.InstancesLost(f"instances were lost before training began: {error}") from None
-        raise
+        yield
+    except (UserError, RunFailed) as error:
+        if instances.are_running(work.ec2, ids):
+            raise
+        raise instances.InstancesLost(f"instances were lost: {error}") from None
 
 
 def _end(work: _Work, plan: Plan, hosts: Sequence[str], ids: Sequence[str]) -> None:
