@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from aws_stand_in import SITE, Cloud
 
+from fortyfold.launch import remote
+from fortyfold.launch.aws import gang
 from fortyfold.launch.contract import Rendered
 from fortyfold.launch.environment import train_job
 from fortyfold.launch.kinds import aws
@@ -27,7 +29,7 @@ def make_site(**keys: Any) -> AwsSite:
     return site
 
 
-def plan_for(site: AwsSite, run_dir: RunDir) -> Plan:
+def plan_for(site: AwsSite) -> Plan:
     there = Path("~/runs/run")
     job = train_job(load_recipe("tiny"), there, ["fortyfold", "train"])
     return make_plan("cloud", site, there, job, None, None)
@@ -47,10 +49,12 @@ class Hosts:
     def play(self, monkeypatch: pytest.MonkeyPatch, site: AwsSite, stop: StopFlag | None = None) -> int:
         """The launcher's run, on these hosts; gives its exit code."""
         self.take_over(monkeypatch)
-        plan = plan_for(site, self.run_dir)
+        plan = plan_for(site)
         return aws.run(plan, aws.render(plan, False), self.run_dir, stop or StopFlag(), self.said.append)
 
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From now on what the launcher does by ssh is done here."""
+
         def prepare(site: AwsSite, host: str, volume: Any, say: object) -> None:
             self.prepared.append((host, volume and volume.name))
 
@@ -61,11 +65,11 @@ class Hosts:
             self.by_ssh.append((host, script))
             return b""
 
-        monkeypatch.setattr(aws, "await_sshd", lambda site, host: None)
-        monkeypatch.setattr(aws, "prepare_host", prepare)
-        monkeypatch.setattr(aws, "settle", settle)
+        monkeypatch.setattr(gang, "await_sshd", lambda site, host: None)
+        monkeypatch.setattr(gang, "prepare_host", prepare)
+        monkeypatch.setattr(gang, "settle", settle)
         monkeypatch.setattr(aws, "start_once", self._start_once)
-        monkeypatch.setattr(aws.remote, "run", remote_run)
+        monkeypatch.setattr(remote, "run", remote_run)
 
     def _start_once(self, plan: Plan, rendered: Rendered, hosts: Any, *rest: object) -> tuple[str, int]:
         running = self.ec2.instances("running")

@@ -3,13 +3,13 @@
 import logging
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
-import requests
 
 REGION, ZONE = "us-east-1", "us-east-1b"
 SITE = {
@@ -27,7 +27,8 @@ class Cloud:
         self.ec2: Any = boto3.client("ec2", endpoint_url=url, region_name=REGION, **anybody)
 
     def reset(self) -> None:
-        requests.post(f"{self.url}/moto-api/reset", timeout=10).raise_for_status()
+        request = urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")  # noqa: S310
+        urllib.request.urlopen(request, timeout=10).close()  # noqa: S310
         self.ec2.create_key_pair(KeyName="mine")
         self.image = self.ec2.register_image(Name="training-2026", RootDeviceName="/dev/sda1")["ImageId"]
 

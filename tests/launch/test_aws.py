@@ -4,6 +4,7 @@ import json
 import threading
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -11,6 +12,8 @@ from aws_hosts import TRAINED, Hosts, make_site, plan_for, save
 from aws_stand_in import REGION, ZONE, Cloud
 from botocore.stub import Stubber
 
+from fortyfold.launch.aws import instances
+from fortyfold.launch.aws.gang import Work, start_when_there_is_room
 from fortyfold.launch.aws.group import make_group
 from fortyfold.launch.aws.host_key import HostKey
 from fortyfold.launch.aws.lookup import look_up
@@ -100,9 +103,9 @@ def test_whatever_is_raised_nothing_is_left(ec2: Cloud, run_dir: RunDir, monkeyp
 def test_a_killed_commands_instances_are_ended_first(
     ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = aws._Work(connect(make_site()), plan_for(make_site(), run_dir), Rendered({}, []), run_dir, StopFlag(), print)
+    work = Work(connect(make_site()), plan_for(make_site()), Rendered({}, []), run_dir, StopFlag(), print)
     work.group = make_group(work.ec2, work.tag, ec2.network(), "203.0.113.7")
-    aws._start_when_there_is_room(work, look_up(work.ec2, work.site, 4), HostKey("private", "public"))
+    start_when_there_is_room(work, look_up(work.ec2, work.site, 4), HostKey("private", "public"))
     assert len(ec2.left()) == 5
     hosts = Hosts(ec2, run_dir, TRAINED)
     assert hosts.play(monkeypatch, make_site()) == 0
@@ -131,7 +134,7 @@ def test_secrets_are_nowhere(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.Mo
 
 
 def test_the_request_is_shown(ec2: Cloud, run_dir: RunDir) -> None:
-    rendered = aws.render(plan_for(make_site(), run_dir), False)
+    rendered = aws.render(plan_for(make_site()), False)
     request = json.loads(next(text for path, text in rendered.files.items() if path.name == "instances.json"))
     assert request["MinCount"] == request["MaxCount"] == 4
     assert request["InstanceInitiatedShutdownBehavior"] == "terminate"
@@ -143,6 +146,49 @@ def test_a_missing_volume(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match=r"^AWS: there is no volume imagenet_3; `fortyfold aws volumes` makes"):
         Hosts(ec2, run_dir).play(monkeypatch, make_site(volume="imagenet"))
     assert ec2.instances() == [] and ec2.groups() == []
+
+
+def play_room(monkeypatch: pytest.MonkeyPatch, *rooms: bool) -> None:
+    """Whether there is room, one time after the other."""
+    start, left = instances.start_instances, list(rooms)
+
+    def start_instances(*arguments: Any) -> list[str]:
+        if not left.pop(0):
+            raise instances.NoRoom("AWS: no room")
+        return start(*arguments)
+
+    monkeypatch.setattr(instances, "start_instances", start_instances)
+
+
+def test_a_run_that_has_begun_waits_for_room(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_room(monkeypatch, True, False, False, True)
+    hosts = Hosts(ec2, run_dir, save(10, "spot notice"), TRAINED)
+    assert hosts.play(monkeypatch, make_site()) == 0
+    assert hosts.said.count("note: AWS: no room; asking again for 30 minutes") == 1
+
+
+def test_a_new_run_does_not_wait(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_room(monkeypatch, False)
+    with pytest.raises(UserError, match=r"^AWS: no room$"):
+        Hosts(ec2, run_dir).play(monkeypatch, make_site())
+    assert ec2.left() == []
+
+
+def test_instances_that_vanish_are_replaced(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanish(hosts: Hosts) -> tuple[str, int]:
+        ec2.ec2.terminate_instances(InstanceIds=hosts.gangs[0][1:2])
+        raise RunFailed("host node1: it talks nonsense")
+
+    hosts = Hosts(ec2, run_dir, vanish, TRAINED)
+    assert hosts.play(monkeypatch, make_site()) == 0
+    assert "note: instances were lost: host node1: it talks nonsense" in hosts.said
+    with pytest.raises(RunFailed, match=r"^host node1: a bug$"):
+        Hosts(ec2, run_dir, fail).play(monkeypatch, make_site())
+    assert ec2.left() == []
+
+
+def fail(hosts: Hosts) -> tuple[str, int]:
+    raise RunFailed("host node1: a bug")
 
 
 def test_credentials_that_expire_meanwhile(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from aws_stand_in import REGION, SITE, Metadata, metadata
 from botocore.stub import ANY, Stubber
 
 from fortyfold.launch import spot
-from fortyfold.launch.aws import instances, reaping, volumes
+from fortyfold.launch.aws import group, instances, lookup, reaping, volumes
 from fortyfold.launch.aws.asking import instances_request, user_data
 from fortyfold.launch.aws.data_volumes import make_volumes
 from fortyfold.launch.aws.host_key import make_host_key, render_ssh_config
@@ -159,6 +159,12 @@ def test_volumes_must_be_clear(stub: Stubber, found: list[dict[str, Any]], compl
         find_volumes(Ec2(stub.client), make_site(volume="imagenet"), 2)
 
 
+def test_volumes_fix_the_zone() -> None:
+    assert lookup._near(SUBNETS, [Volume("vol-0", "x_0", "us-east-1b", "available", 1)]) == SUBNETS[1:]
+    with pytest.raises(UserError, match="the volumes are in us-east-1c, and no subnet of the site is"):
+        lookup._near(SUBNETS, [Volume("vol-0", "x_0", "us-east-1c", "available", 1)])
+
+
 def test_a_volume_that_is_let_go_late(stub: Stubber) -> None:
     wanted = [Volume("vol-0", "imagenet_0", "us-east-1a", "in-use", 10)]
     stub.add_response("describe_volumes", {"Volumes": [volume(0) | {"State": "in-use"}]})
@@ -279,6 +285,7 @@ def test_efs_is_copied(tmp_path: Path) -> None:
         ({"volume_offset": 2}, "volume_offset is for a volume"),
         ({"ssh_from": "0.0.0.0/0"}, "not one IPv4 address"),
         ({"groups": [{"nodes": 2}], "nodes": 1}, "are alike"),
+        ({"time_limit": "02:00"}, "leaves nothing of time_limit"),
         ({"private": True, "ssh_from": None}, "private needs ssh_from"),
         ({"variables": {"AWS_SECRET_ACCESS_KEY": "x"}}, "looks like a secret"),
     ],
@@ -295,6 +302,14 @@ def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     with metadata() as server:
         monkeypatch.setenv(spot.ENDPOINT_VARIABLE, server.url)
         yield server
+
+
+def test_whose_address_is_not_known(notices: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "WHO_AM_I", notices.url)
+    site = make_site()
+    assert group.find_own_address(site) == "203.0.113.7"
+    with pytest.raises(UserError, match=r"cannot learn this machine's address from .*; name it: ssh_from"):
+        group.find_own_address(site.model_copy(update={"ssh_from": None}))
 
 
 def await_asked(server: Metadata, number: int) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fortyfold.spec.nodes import parse_seconds
 from fortyfold.spec.section import Count, Positive
 from fortyfold.spec.site import Duration, RemoteSite, Text, Word
 
@@ -89,6 +90,8 @@ class AwsSite(RemoteSite):
     @model_validator(mode="after")
     def _is_possible_there(self) -> Self:
         self.refuse_idle(self.volume is not None, "a volume", "volume_offset", "mount", "fill")
+        if self.warn_seconds >= parse_seconds(self.time_limit):
+            raise ValueError("warn_seconds leaves nothing of time_limit")
         if self.groups:
             raise ValueError("the instances of a run are alike; leave groups out")
         if self.private and self.ssh_from is None:

@@ -24,6 +24,7 @@ def make_group(ec2: Ec2, tag: str, network: str, ssh_from: str) -> str:
             TagSpecifications=specifications(run_tags(tag), "security-group"),
         )["GroupId"]
     )
+    ec2.wait("security_group_exists", GroupIds=[group])  # what was just made is not known everywhere at once
     ec2("authorize_security_group_ingress", GroupId=group, IpPermissions=ingress(group, ssh_from))
     ec2("authorize_security_group_egress", GroupId=group, IpPermissions=among(group))
     return group

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fortyfold.launch.aws.instances import end_instances
 from fortyfold.launch.aws.session import AwsError, Ec2
@@ -11,7 +12,7 @@ from fortyfold.launch.aws.tags import RUN, having, read_tags
 POLL_SECONDS = 5.0
 GROUP_SECONDS = 120.0  # an instance's network interface outlives it by a little
 _ALIVE = ["pending", "running", "stopping", "stopped"]
-_ENDING = ["shutting-down"]
+_ENDING = "shutting-down"
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,16 @@ class Left:
 
 def find_left(ec2: Ec2, tags: Mapping[str, str]) -> Left:
     """What has these tags, and was made for a run."""
-    wanted = [*having(tags), {"Name": "tag-key", "Values": [RUN]}]
-
-    def instances(states: list[str]) -> dict[str, str]:
-        filters = [*wanted, {"Name": "instance-state-name", "Values": states}]
-        found = ec2.list("describe_instances", "Reservations", Filters=filters)
-        return {each["InstanceId"]: read_tags(each)[RUN] for one in found for each in one["Instances"]}
-
+    wanted = _wanted(tags)
+    states = [*wanted, {"Name": "instance-state-name", "Values": [*_ALIVE, _ENDING]}]
+    found = ec2.list("describe_instances", "Reservations", Filters=states)
+    instances = [each for one in found for each in one["Instances"]]
     groups = ec2.list("describe_security_groups", "SecurityGroups", Filters=wanted)
-    disks = ec2.list("describe_volumes", "Volumes", Filters=[*wanted, {"Name": "status", "Values": ["available"]}])
     return Left(
-        instances(_ALIVE),
-        instances(_ENDING),
+        {each["InstanceId"]: read_tags(each)[RUN] for each in instances if each["State"]["Name"] != _ENDING},
+        {each["InstanceId"]: read_tags(each)[RUN] for each in instances if each["State"]["Name"] == _ENDING},
         {group["GroupId"]: read_tags(group)[RUN] for group in groups},
-        {disk["VolumeId"]: read_tags(disk)[RUN] for disk in disks},
+        _find_disks(ec2, tags),
     )
 
 
@@ -53,9 +50,19 @@ def reap(ec2: Ec2, tags: Mapping[str, str]) -> list[str]:
     end_instances(ec2, [*left.instances, *left.ending])
     for group in left.groups:
         _delete_group(ec2, group)
-    for disk in find_left(ec2, tags).disks:  # those that an instance left behind
+    for disk in _find_disks(ec2, tags):  # those that an instance left behind, too
         ec2("delete_volume", VolumeId=disk)
     return left.lines()
+
+
+def _wanted(tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [*having(tags), {"Name": "tag-key", "Values": [RUN]}]
+
+
+def _find_disks(ec2: Ec2, tags: Mapping[str, str]) -> dict[str, str]:
+    free = [*_wanted(tags), {"Name": "status", "Values": ["available"]}]
+    found = ec2.list("describe_volumes", "Volumes", Filters=free)
+    return {disk["VolumeId"]: read_tags(disk)[RUN] for disk in found}
 
 
 def _delete_group(ec2: Ec2, group: str) -> None:

@@ -46,6 +46,11 @@ class Ec2:
             pages = self._client.get_paginator(operation).paginate(**request)
             return [item for page in pages for item in page[key]]
 
+    def wait(self, condition: str, **request: Any) -> None:
+        """Until one of botocore's waiters is content."""
+        with _in_one_line(condition):
+            self._client.get_waiter(condition).wait(**request)
+
 
 def connect(site: AwsSite) -> Ec2:
     """Nothing is asked of AWS yet."""
