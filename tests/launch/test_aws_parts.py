@@ -1,5 +1,6 @@
 """The launcher's parts one by one; botocore's Stubber plays what moto gets wrong: refusals, delays, expired words."""
 
+import json
 import stat
 import subprocess
 import time
@@ -18,7 +19,7 @@ from fortyfold.launch import spot
 from fortyfold.launch.aws import group, instances, lookup, reaping, volumes
 from fortyfold.launch.aws.asking import instances_request, user_data
 from fortyfold.launch.aws.data_volumes import make_volumes
-from fortyfold.launch.aws.host_key import make_host_key, render_ssh_config
+from fortyfold.launch.aws.host_key import HostKey, make_host_key, render_ssh_config
 from fortyfold.launch.aws.lookup import Found, Image, Subnet, Volume, find_volumes
 from fortyfold.launch.aws.preview import describe
 from fortyfold.launch.aws.session import AwsError, Ec2
@@ -30,6 +31,7 @@ from fortyfold.spec.stop import StopFlag
 
 SUBNETS = (Subnet("subnet-a", "us-east-1a", "vpc-1"), Subnet("subnet-b", "us-east-1b", "vpc-1"))
 FOUND = Found(Image("ami-1", "Deep Learning", "/dev/sda1"), SUBNETS, ())
+GOLDEN = Path(__file__).parents[1] / "golden"
 FULL = "InsufficientInstanceCapacity"
 
 
@@ -111,11 +113,8 @@ def test_an_expired_credential_is_one_line(stub: Stubber) -> None:
 
 
 def test_instances_take_their_time(stub: Stubber) -> None:
-    for answer in (
-        {"Reservations": []},
-        described(_0="pending", _1="running"),
-        described(_1="running", _0="running"),
-    ):
+    pending, running = described(_0="pending", _1="running"), described(_1="running", _0="running")
+    for answer in (described(), pending, running):
         stub.add_response("describe_instances", answer, {"Filters": ANY})
     addresses = instances.await_running(Ec2(stub.client), ["i-0", "i-1"], lambda: None, private=False)
     assert addresses == ["198.51.100.0", "198.51.100.1"]
@@ -192,6 +191,13 @@ def test_the_question() -> None:
         "all ends after 12 h at the latest; 4 × 7.50 = 30.00 an hour, at most 360.00 in all",
     ]
     assert "the first of us-east-1a, us-east-1b with room" in describe(make_site(), 4, FOUND, "203.0.113.7", "run-1")
+
+
+def test_the_request_is_golden() -> None:
+    site = make_site(disk_gib=200, instance_profile="reads", security_groups=["sg-efs"])
+    data = user_data(site, HostKey("private\n", "public"), 1450)
+    request = instances_request(site, 4, FOUND.image, "subnet-a", "sg-1", data, {"fortyfold-run": "run-1"})
+    assert json.dumps(request, indent=2) + "\n" == (GOLDEN / "aws_instances.json").read_text()
 
 
 def test_a_host_key_for_cloud_init() -> None:
