@@ -209,6 +209,23 @@ def test_a_host_key_for_cloud_init() -> None:
     assert ["shutdown", "-h", "+722"] in config["runcmd"]
 
 
+def test_an_instance_without_a_connection_ends(tmp_path: Path) -> None:
+    """Five minutes without; those before the last connection do not count."""
+    script = json.loads(user_data(make_site(idle_minutes=5), HostKey("", ""), 1).partition("\n")[2])["runcmd"][1][-1]
+    log = tmp_path / "log"
+    tools = {
+        "sleep": f"echo minute >> {log}",
+        "shutdown": f'echo "end $*" >> {log}',
+        "ss": f"if [ $(wc -l < {log}) = 3 ]; then echo connected; fi",
+    }
+    for name, body in tools.items():
+        tool = tmp_path / name
+        tool.write_text(f"#!/bin/bash\n{body}\n")
+        tool.chmod(0o755)
+    subprocess.run(["/bin/sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=20)
+    assert log.read_text().splitlines() == ["minute"] * 8 + ["end -h now"]
+
+
 def test_ssh_reads_the_configuration(tmp_path: Path) -> None:
     config = tmp_path / "ssh.conf"
     text = render_ssh_config(

@@ -9,7 +9,7 @@ from fortyfold.launch.aws.lookup import Image
 from fortyfold.launch.aws.tags import specifications
 from fortyfold.spec.aws_site import AwsSite
 
-# An instance whose launcher is gone for good ends before its time limit. (ss: of iproute2, on every image.)
+# An instance whose launcher is gone for good ends before its time limit. (No ${…}: systemd-run would fill it in.)
 _IDLE = """\
 idle=0
 while [ "$idle" -lt {minutes} ]; do
