@@ -13,6 +13,7 @@ from typing import cast
 import typer
 
 from fortyfold.cli import (
+    aws,
     bench,
     completion,
     container,
@@ -60,6 +61,7 @@ app.add_typer(container.app, name="container")
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")
 app.add_typer(bench.app, name="bench")
+app.add_typer(aws.app, name="aws")
 app.command()(version.version)
 
 

@@ -52,6 +52,9 @@ def train(
         bool, typer.Option("--auto-accumulate", help="Out of memory: halve the micro-batch, keep the global batch.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; a run that is there is moved aside.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With a site that costs money (aws): do not ask before it does.")
+    ] = False,
 ) -> int:
     """Train a recipe, on every GPU of this machine. The same command goes on after a stop or a kill.
 
@@ -60,7 +63,7 @@ def train(
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
     site = load_site(on or "local")
     if site.kind != "local":
-        return train_on(chosen, Wishes(str(on), site, nodes, procs, out, interactive, dry_run, watch, fresh))
+        return train_on(chosen, Wishes(str(on), site, nodes, procs, out, interactive, dry_run, watch, fresh, yes))
     if (nodes or 1) > 1 or interactive or watch or dry_run:
         raise UserError("--nodes, --interactive, --watch and --dry-run are for a site other than this machine (--on)")
     from fortyfold.data import decode

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
-from fortyfold.spec.site import Site, SshSite
+from fortyfold.spec.site import RemoteSite, Site
 
 if TYPE_CHECKING:
     from fortyfold.launch.contract import Rendered
@@ -30,6 +31,7 @@ class Wishes:
     dry_run: bool = False
     watch: bool = False
     fresh: bool = False
+    yes: bool = False
 
 
 def train_on(recipe: Recipe, wishes: Wishes) -> int:
@@ -47,6 +49,10 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     if not wishes.fresh and _is_finished(run_dir):
         print(f"{run_dir.path} is trained already; --fresh starts anew")
         return 0
+    if isinstance(plan.site, AwsSite):
+        from fortyfold.cli.aws import confirm_costs
+
+        confirm_costs(plan, run_dir.path, wishes.yes)
     if wishes.fresh and (aside := run_dir.set_aside()):
         print(f"the run that was here is now {aside}")
     run_dir.refuse_foreign()
@@ -70,7 +76,7 @@ def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
     from fortyfold.launch.plan import make_plan
 
     site, here = wishes.site, _place_here(recipe, wishes)
-    run = Path(site.run_root or "~/runs") / here.name if isinstance(site, SshSite) and not site.shared else here
+    run = Path(site.run_root or "~/runs") / here.name if isinstance(site, RemoteSite) and not site.shared else here
     if site.scratch and recipe.data.stage is None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"stage": site.scratch})})
     job = train_job(recipe, run, ["fortyfold", *sys.argv[1:]])
@@ -79,7 +85,7 @@ def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
 
 def _place_here(recipe: Recipe, wishes: Wishes) -> Path:
     """The run directory as this machine sees it: the nodes' own, or a copy where no disk is shared."""
-    shared_root = None if isinstance(wishes.site, SshSite) and not wishes.site.shared else wishes.site.run_root
+    shared_root = None if isinstance(wishes.site, RemoteSite) and not wishes.site.shared else wishes.site.run_root
     return (wishes.out or Path(shared_root or "runs") / recipe.name).absolute()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from fortyfold.launch import remote
 from fortyfold.launch.script import environment_lines, quote
 from fortyfold.spec.errors import UserError
-from fortyfold.spec.site import SshSite
+from fortyfold.spec.site import RemoteSite
 
 FOLDER = "~/.cache/fortyfold"
 _LEFT_OUT = ("__pycache__",)
@@ -45,7 +45,7 @@ install
 """
 
 
-def bootstrap(site: SshSite, host: str, say: remote.Say) -> None:
+def bootstrap(site: RemoteSite, host: str, say: remote.Say) -> None:
     """See that the host has this version, if that is the site's wish."""
     if site.bootstrap == "there":
         return
@@ -62,12 +62,12 @@ def bootstrap(site: SshSite, host: str, say: remote.Say) -> None:
     remote.run(site, host, "\n".join([*environment_lines(site), script]), constraints + wheel)
 
 
-def installed_python(site: SshSite) -> str:
+def installed_python(site: RemoteSite) -> str:
     """The interpreter that a bootstrap leaves on the hosts."""
     return f"{FOLDER}/{tag(site)}/venv/bin/python"
 
 
-def tag(site: SshSite) -> str:
+def tag(site: RemoteSite) -> str:
     """Names an installation: what is in the wheel, and what the site asks of the environment around it."""
     name, wheel = make_wheel()
     around = repr([site.python, site.modules, site.conda, site.venv, site.variables]).encode()

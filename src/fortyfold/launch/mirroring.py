@@ -12,7 +12,7 @@ from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import environment_lines, in_container, quote_path
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.site import SshSite
+from fortyfold.spec.site import RemoteSite
 
 
 def _script(plan: Plan, *arguments: str) -> str:
@@ -20,8 +20,8 @@ def _script(plan: Plan, *arguments: str) -> str:
     return "\n".join([*environment_lines(plan.site), *in_container(plan, command)]) + "\n"
 
 
-def _site(plan: Plan) -> SshSite:
-    assert isinstance(plan.site, SshSite)
+def _site(plan: Plan) -> RemoteSite:
+    assert isinstance(plan.site, RemoteSite)
     return plan.site
 
 

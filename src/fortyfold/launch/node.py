@@ -21,7 +21,9 @@ from fortyfold.launch.leading import lead
 from fortyfold.launch.meeting import Meeting, await_file, publish_file
 from fortyfold.launch.place import find_place
 from fortyfold.launch.plan import Plan, read_plan
+from fortyfold.launch.spot import watch_for_notice
 from fortyfold.launch.wire import Wire
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir, write_json
 from fortyfold.spec.stop import StopFlag
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         plan, meeting = _open(options, stop)
         _note_deadline(stop)
+        if isinstance(plan.site, AwsSite) and plan.site.spot:
+            watch_for_notice(stop)
         place = find_place(plan.site.kind)
         if place.node == 0:
             return lead(plan, place, meeting, stop)

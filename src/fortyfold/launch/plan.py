@@ -9,7 +9,7 @@ from typing import Any
 
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.nodes import Gpus, NodeShape
-from fortyfold.spec.site import Site, SshSite
+from fortyfold.spec.site import RemoteSite, Site
 from fortyfold.spec.site_file import parse_site
 
 FORMAT = 1
@@ -46,7 +46,7 @@ class Plan:
     @property
     def apart(self) -> bool:
         """Whether the nodes share no disk: the run directory is the first one's."""
-        return isinstance(self.site, SshSite) and not self.site.shared
+        return isinstance(self.site, RemoteSite) and not self.site.shared
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,7 +87,7 @@ def make_plan(site_name: str, site: Site, run: Path, job: dict[str, Any], nodes:
         raise UserError(f"site {site_name}: {error}") from None
     own = site.conda or site.venv or site.container
     python = site.python or ("python3" if own else sys.executable)
-    folder = None if isinstance(site, SshSite) and not site.shared else Path.cwd()
+    folder = None if isinstance(site, RemoteSite) and not site.shared else Path.cwd()
     return Plan(site_name, site, shapes, run, folder, python, job)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from fortyfold.spec.errors import UserError
-from fortyfold.spec.site import SshSite
+from fortyfold.spec.site import RemoteSite
 
 _OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=15", "ServerAliveCountMax=4")
 UNREACHABLE = 255  # ssh's own exit code
@@ -18,14 +18,14 @@ Process = subprocess.Popen[bytes]
 Say = Callable[[str], object]
 
 
-def ssh_command(site: SshSite, host: str, *command: str, terminal: bool = False) -> list[str]:
+def ssh_command(site: RemoteSite, host: str, *command: str, terminal: bool = False) -> list[str]:
     options = [part for option in _OPTIONS for part in ("-o", option)]
     config = ["-F", site.config] if site.config else []
     return ["ssh", "-t" if terminal else "-T", *config, *options, "--", host, *command]
 
 
 def start(
-    site: SshSite, host: str, script: str, arguments: Sequence[int] = (), stderr: IO[Any] | int | None = None
+    site: RemoteSite, host: str, script: str, arguments: Sequence[int] = (), stderr: IO[Any] | int | None = None
 ) -> Process:
     """The script on that host; its stdin stays open."""
     numbers = ["--", *map(str, arguments)] if arguments else []
@@ -51,7 +51,7 @@ def write(process: Process, data: bytes) -> bool:
     return True
 
 
-def run(site: SshSite, host: str, script: str, data: bytes = b"") -> bytes:
+def run(site: RemoteSite, host: str, script: str, data: bytes = b"") -> bytes:
     """What the script prints there, given `data` on stdin. A UserError says what went wrong, and where."""
     with start(site, host, script, stderr=subprocess.PIPE) as process:
         out, err = process.communicate(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.site import Site, SshSite
+from fortyfold.spec.site import RemoteSite, Site
 
 _FIND_MODULE = """\
 if ! command -v module >/dev/null; then
@@ -77,7 +77,7 @@ def quote_path(path: str) -> str:
 def _start(plan: Plan) -> list[str]:
     """The agent; by ssh the launcher tells it the plan."""
     agent = f"{quote_path(plan.python)} -m fortyfold.launch.node"
-    if not isinstance(plan.site, SshSite):
+    if not isinstance(plan.site, RemoteSite):
         agent += f' --plan {quote(str(RunDir(plan.run).plan))} --start "$1"'
     return in_container(plan, agent)
 

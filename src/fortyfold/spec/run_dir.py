@@ -8,6 +8,7 @@
     stop-request.json             asks a run of several ranks to stop, as the signal that it names would
     launch/plan.json              recipe, site and nodes of a run on a site; job.sh and node.sh, as they were submitted
     launch/job.json               the scheduler's name of the job; job-id its later one, if it submitted itself again
+    launch/ssh.conf, known_hosts  how to reach instances that were made for the run; instances.json what was asked for
     launch/ended                  a job's last word (launch/requeue.py); requeues.json how far it was the time before
     launch/invitation-….json      where the first node awaits the others, while it does
     logs/job-….log                a job's own output
@@ -98,6 +99,18 @@ class RunDir:
     def check(self) -> Path:
         """What `sites check` found; its run directory is there for the time being."""
         return self.launch / "check.json"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.launch / "ssh.conf"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.launch / "known_hosts"
+
+    @property
+    def instances(self) -> Path:
+        return self.launch / "instances.json"
 
     def invitation(self, start: str) -> Path:
         return self.launch / f"invitation-{start}.json"

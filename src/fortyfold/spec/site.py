@@ -218,10 +218,9 @@ class PbsSite(BatchSite):
         return self
 
 
-class SshSite(Site):
-    kind: Literal["ssh"]
-    hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
-    """The machines, as ssh is told them; the first one leads."""
+class RemoteSite(Site):
+    """What sites have in common whose nodes are reached by ssh."""
+
     config: Text | None = None
     """A configuration file for ssh, instead of the user's own."""
     shared: bool = True
@@ -231,4 +230,7 @@ class SshSite(Site):
     """How the hosts get fortyfold: it is there already, or a wheel is sent, and installed once a version."""
 
 
-KINDS: dict[str, type[Site]] = {"local": LocalSite, "ssh": SshSite, "slurm": SlurmSite, "pbs": PbsSite}
+class SshSite(RemoteSite):
+    kind: Literal["ssh"]
+    hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
+    """The machines, as ssh is told them; the first one leads."""

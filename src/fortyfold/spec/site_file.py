@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.plugin import nearest
 from fortyfold.spec.recipe_file import parse_section
-from fortyfold.spec.site import KINDS, Site
+from fortyfold.spec.site import LocalSite, PbsSite, Site, SlurmSite, SshSite
 
+KINDS: dict[str, type[Site]] = {
+    "local": LocalSite,
+    "ssh": SshSite,
+    "slurm": SlurmSite,
+    "pbs": PbsSite,
+    "aws": AwsSite,
+}
 FILE = "sites.toml"
 LOCAL = {"kind": "local"}
 

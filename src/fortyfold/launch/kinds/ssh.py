@@ -9,9 +9,10 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from fortyfold.launch.script import render_node
 from fortyfold.launch.wire import ALIVE_SECONDS
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.site import SshSite
+from fortyfold.spec.site import RemoteSite, SshSite
 from fortyfold.spec.stop import StopFlag
 
 BATCH = False
@@ -38,7 +39,7 @@ PAUSE_SECONDS = 5.0  # before another start
 
 
 def render(plan: Plan, interactive: bool) -> Rendered:
-    plan = _bootstrapped(plan)
+    plan = bootstrapped(plan)
     site, hosts = _site(plan), _hosts(plan)
     commands = [
         remote.ssh_command(site, host, "bash", "-s", "--", "0", str(node), str(len(hosts)))
@@ -47,18 +48,19 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     return Rendered({RunDir(plan.run).node_script: render_node(plan)}, commands)
 
 
-def _bootstrapped(plan: Plan) -> Plan:
+def bootstrapped(plan: Plan) -> Plan:
     """With the interpreter that the hosts will have."""
     return replace(plan, python=installed_python(site)) if (site := _site(plan)).bootstrap == "wheel" else plan
 
 
-def _site(plan: Plan) -> SshSite:
-    assert isinstance(plan.site, SshSite)
+def _site(plan: Plan) -> RemoteSite:
+    assert isinstance(plan.site, RemoteSite)
     return plan.site
 
 
 def _hosts(plan: Plan) -> tuple[str, ...]:
-    hosts = _site(plan).hosts[: len(plan.shapes)]
+    assert isinstance(plan.site, SshSite)
+    hosts = plan.site.hosts[: len(plan.shapes)]
     if len(hosts) < len(plan.shapes):
         raise UserError(f"site {plan.site_name} has {len(hosts)} hosts, and {len(plan.shapes)} nodes were asked for")
     return hosts
@@ -69,25 +71,36 @@ def submit(plan: Plan, rendered: Rendered) -> Job:
 
 
 def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:
-    plan, hosts = _bootstrapped(plan), _hosts(plan)
+    plan, hosts = bootstrapped(plan), _hosts(plan)
     for host in hosts:
         bootstrap(_site(plan), host, say)
-    name = f"{os.getpid()}@{socket.gethostname()}"
-    Job("ssh", name, plan.site_name, str(_log(run_dir, 0)), time.time(), [*hosts]).write(run_dir)
-    for node in range(len(hosts)):
-        _log(run_dir, node).unlink(missing_ok=True)
+    note_job(plan, hosts, run_dir)
     if plan.apart:
         settle(plan, hosts, run_dir)
+    return start_until_over(lambda: start_once(plan, rendered, hosts, run_dir, stop, say), run_dir, stop, say)
+
+
+def note_job(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
+    """This process looks after the run from now on; old logs go."""
+    name = f"{os.getpid()}@{socket.gethostname()}"
+    Job(plan.site.kind, name, plan.site_name, str(_log(run_dir, 0)), time.time(), [*hosts]).write(run_dir)
+    for node in range(len(hosts)):
+        _log(run_dir, node).unlink(missing_ok=True)
+
+
+def start_until_over(start: Callable[[], tuple[str, int]], run_dir: RunDir, stop: StopFlag, say: Say) -> int:
+    """Start again what ended with a reason to go on; starts that save nothing new are bounded. Gives the exit code."""
     idle, furthest = 0, run_dir.saved_steps() or -1
     while True:
-        word, code = _start_once(plan, rendered, hosts, run_dir, stop, say)
+        word, code = start()
         if word not in AGAIN or stop.requested:
             return code
         saved = run_dir.saved_steps() or -1
         idle, furthest = (0, saved) if saved > furthest else (idle + 1, furthest)
         if idle >= MOST_IDLE:
             raise RunFailed(f"{idle} starts in a row have saved nothing new; see the logs in {run_dir.logs}")
-        say("note: hosts were lost; starting again from the last checkpoint")
+        what = "hosts were lost" if word == "lost" else word
+        say(f"note: {what}; starting again from the last checkpoint")
         time.sleep(PAUSE_SECONDS)
 
 
@@ -111,8 +124,8 @@ class _Agent:
                 self.words |= json.loads(line)
 
 
-def _start_once(
-    plan: Plan, rendered: Rendered, hosts: tuple[str, ...], run_dir: RunDir, stop: StopFlag, say: Say
+def start_once(
+    plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir, stop: StopFlag, say: Say
 ) -> tuple[str, int]:
     """An agent on each host, until all have ended; gives the run's last word, `lost` without one, and the exit code."""
     with _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir):
@@ -129,7 +142,13 @@ def _start_once(
 
 
 def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
-    """An agent that ended without a last word, over a connection that held or was never made, would do so again."""
+    """An agent that ended without a last word, over a connection that held or was never made, would do so again.
+
+    When the first host is gone, the others say that they have lost it; that is no reason of their own.
+    """
+    first = agents[0].process.returncode
+    if first < 0 or (first == remote.UNREACHABLE and reached):
+        return
     for node, agent in enumerate(agents):
         code = agent.process.returncode
         if code > 0 and (code != remote.UNREACHABLE or not reached):
@@ -138,7 +157,7 @@ def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
 
 
 @contextmanager
-def _agents(plan: Plan, rendered: Rendered, hosts: tuple[str, ...], run_dir: RunDir) -> Iterator[list[_Agent]]:
+def _agents(plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir) -> Iterator[list[_Agent]]:
     secrets = {name: os.environ[name] for name in plan.site.secrets if name in os.environ}
     script = next(iter(rendered.files.values()))
     run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -157,12 +176,14 @@ def _agents(plan: Plan, rendered: Rendered, hosts: tuple[str, ...], run_dir: Run
 
 
 def _end(process: remote.Process) -> None:
-    """Its stdin closes, and the agent ends."""
+    """Its stdin closes, and the agent ends; of a host that is gone only this end of the line is there to be ended."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError):
         process.stdin.close()
     try:
         process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
     finally:
         process.kill()
         process.wait()

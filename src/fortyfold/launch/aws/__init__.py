@@ -1,0 +1,1 @@
+"""What the launcher of kind aws does at EC2, a concern a file."""

@@ -1,0 +1,88 @@
+"""The way to EC2. Every call goes through `Ec2`, so that whatever goes wrong there is one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fortyfold.spec.aws_site import AwsSite
+from fortyfold.spec.errors import UserError
+
+_HINTS = {
+    "RequestExpired": "the credentials have expired; log in again (aws sso login), or see to this machine's clock",
+    "ExpiredToken": "the credentials have expired; log in again (aws sso login)",
+    "ExpiredTokenException": "the credentials have expired; log in again (aws sso login)",
+    "AuthFailure": "the credentials are not valid; see profile in the site",
+    "InvalidClientTokenId": "the credentials are not valid; see profile in the site",
+    "UnauthorizedOperation": "the account's administrator has to allow it",
+    "VcpuLimitExceeded": "ask AWS for a higher quota of this kind of instance",
+    "MaxSpotInstanceCountExceeded": "ask AWS for a higher quota of spot instances",
+    "InvalidKeyPair.NotFound": "see key in the site",
+    "InvalidParameterValue": "see the site",
+}
+
+
+class AwsError(UserError):
+    """EC2 refused a request."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Ec2:
+    """A client of boto3, called by the name of the operation. Its errors are UserErrors of one line."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __call__(self, operation: str, **request: Any) -> dict[str, Any]:
+        with _in_one_line(operation):
+            answer: dict[str, Any] = getattr(self._client, operation)(**request)
+        return answer
+
+    def list(self, operation: str, key: str, **request: Any) -> list[dict[str, Any]]:
+        """All pages of a describe operation."""
+        with _in_one_line(operation):
+            pages = self._client.get_paginator(operation).paginate(**request)
+            return [item for page in pages for item in page[key]]
+
+    def wait(self, condition: str, **request: Any) -> None:
+        """Until one of botocore's waiters is content."""
+        with _in_one_line(condition):
+            self._client.get_waiter(condition).wait(**request)
+
+
+def connect(site: AwsSite) -> Ec2:
+    """Nothing is asked of AWS yet."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise UserError("a site of kind aws needs boto3; pip install 'fortyfold[aws]'") from None
+    patience = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
+    with _in_one_line("the credentials"):
+        session = boto3.Session(profile_name=site.profile, region_name=site.region)
+        return Ec2(session.client("ec2", config=patience))
+
+
+@contextmanager
+def _in_one_line(operation: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        yield
+    except ClientError as error:
+        found = error.response.get("Error", {})
+        code, message = str(found.get("Code", "")), str(found.get("Message", ""))
+        raise AwsError(code, _line(operation, code, message)) from None
+    except NoCredentialsError:
+        raise UserError("AWS: there are no credentials; `aws configure`, or name a profile in the site") from None
+    except BotoCoreError as error:
+        raise UserError(f"AWS: {operation}: {' '.join(str(error).split())}") from None
+
+
+def _line(operation: str, code: str, message: str) -> str:
+    """What EC2 says (without the encoded part that only an administrator can read), and what to do about it."""
+    said = " ".join(message.partition("Encoded authorization failure")[0].split()).rstrip(".")
+    hint = f"; {_HINTS[code]}" if code in _HINTS else ""
+    return f"AWS: {operation}: {code}: {said}{hint}"
