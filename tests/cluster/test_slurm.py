@@ -127,8 +127,9 @@ def test_preempted_it_is_saved_queued_again_and_ends_alike(bench: Bench, calm: R
     assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
 
 
-def test_out_of_time_it_is_queued_again_and_stopped_it_stays(bench: Bench, calm: RunDir) -> None:
-    job = bench.train("hurried", "hurried", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES, "--set", "global_batch=4")
+def test_out_of_time_it_is_queued_again_and_cancelled_it_stays(bench: Bench) -> None:
+    endless = ("--epochs", 2000, "--set", "global_batch=16", "--set", "evaluate.every_epochs=2000", *LONG_SAVES)
+    job = bench.train("hurried", "hurried", "--nodes", 2, *endless)
     run_dir = bench.run_dir("hurried")
     wait_until(lambda: "out of time; queued again" in bench.log("hurried"), lambda: bench.log("hurried"))
     saved = run_dir.saved_steps()
@@ -145,7 +146,7 @@ def test_out_of_time_it_is_queued_again_and_stopped_it_stays(bench: Bench, calm:
 
 
 def test_stop_saves_and_does_not_queue_again(bench: Bench) -> None:
-    job = bench.train("slurm-test", "stopped", "--nodes", 2, *LONG, *LONG_SAVES)
+    job = bench.train("slurm-test", "stopped", "--nodes", 2, *LONG, *LONG_SAVES, "--epochs", 2000)
     run_dir = bench.run_dir("stopped")
     wait_until(lambda: takes_steps(run_dir), lambda: bench.log("stopped"))
     code, out, err = bench.call("stop", "stopped")

@@ -159,12 +159,12 @@ def _ask(job: Job) -> dict[str, object] | None:
         try:
             answer = run_command(["qstat", "-x", "-f", "-F", "json", job.id])
             return dict(next(iter(json.loads(answer)["Jobs"].values())))
-        except (ValueError, KeyError, StopIteration, AttributeError):
-            time.sleep(0.5)
         except UserError as error:
             if "has finished" in str(error) or "Unknown Job" in str(error):
                 return None
             raise
+        except (ValueError, KeyError, StopIteration, AttributeError):
+            time.sleep(0.5)
     return {"job_state": "R"}  # it is there, and that is all that is known
 
 
