@@ -12,7 +12,7 @@ from conftest import start
 from made_run import MadeRun
 from sink_readers import READERS, read_csv
 
-from fortyfold.api import attach
+from fortyfold.launch import attach
 from fortyfold.spec.records import read_steps
 from fortyfold.spec.run_dir import RunDir
 
