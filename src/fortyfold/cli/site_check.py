@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fortyfold.spec.errors import RunFailed, UserError
-from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
-from fortyfold.spec.site import Site, SshSite
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.site import Site
 from fortyfold.spec.stop import StopFlag
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ def check_site(name: str, site: Site, run: bool, nodes: int | None, procs: int |
     """Print every problem; gives the exit code."""
     from fortyfold.launch.contract import load_launcher
 
+    if site.kind == "aws":
+        raise UserError(
+            f"instances would be made for a check of {name}; `fortyfold train … --dry-run` shows the request"
+        )
     missing = [f"there is no {tool} on this machine" for tool in TOOLS.get(site.kind, ()) if shutil.which(tool) is None]
     if missing or site.kind == "local":
         return _report(name, missing, "")
@@ -44,26 +48,22 @@ def check_site(name: str, site: Site, run: bool, nodes: int | None, procs: int |
 
 
 def _plan(name: str, site: Site, nodes: int | None, procs: int | None, data: Path | None) -> "tuple[Plan, RunDir]":
-    from fortyfold.launch.plan import make_plan
+    from fortyfold.launch.plan import is_apart, make_plan, place_there
 
-    apart = isinstance(site, SshSite) and not site.shared
-    here = Path("runs" if apart else site.run_root or "runs").absolute() / f".check-{os.getpid()}-{time.time_ns()}"
-    run = Path(site.run_root or "~/runs") / here.name if apart else here
+    root = "runs" if is_apart(site) else site.run_root or "runs"
+    here = Path(root).absolute() / f".check-{os.getpid()}-{time.time_ns()}"
+    run = place_there(site, here)
     job = {"verb": "check", "run": str(run), "deadline_seconds": DEADLINE_SECONDS, "data": str(data) if data else None,
            "staged": None, "recipe": {"log": {"sinks": [], "every_steps": 50}}}  # fmt: skip
     return make_plan(name, site, run, job, nodes, procs), RunDir(here)
 
 
 def _try_nodes(plan: "Plan", run_dir: RunDir) -> list[str]:
-    from fortyfold.launch.contract import load_launcher
+    from fortyfold.launch.contract import load_launcher, write_files
 
     launcher = load_launcher(plan.site.kind)
     rendered = launcher.render(plan, interactive=launcher.BATCH)
-    for folder in (run_dir.launch, run_dir.logs):
-        folder.mkdir(parents=True)
-    write_json(run_dir.plan, plan.to_json())
-    for path, text in rendered.files.items():
-        write_atomically(run_dir.launch / path.name, text.encode())
+    write_files(plan, rendered, run_dir)
     try:
         launcher.run(plan, rendered, run_dir, StopFlag().listen(), lambda text: print(text, file=sys.stderr))
     except (UserError, RunFailed) as error:

@@ -10,8 +10,8 @@ from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
-from fortyfold.spec.site import RemoteSite, Site
+from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.site import Site
 
 if TYPE_CHECKING:
     from fortyfold.launch.contract import Rendered
@@ -36,7 +36,7 @@ class Wishes:
 
 def train_on(recipe: Recipe, wishes: Wishes) -> int:
     """Hand the run over to its site; gives the exit code."""
-    from fortyfold.launch.contract import load_launcher
+    from fortyfold.launch.contract import load_launcher, write_files
 
     plan = _plan(recipe, wishes)
     launcher = load_launcher(plan.site.kind)
@@ -56,7 +56,7 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     if wishes.fresh and (aside := run_dir.set_aside()):
         print(f"the run that was here is now {aside}")
     run_dir.refuse_foreign()
-    _write(plan, rendered, run_dir)
+    write_files(plan, rendered, run_dir)
     if wishes.interactive or not launcher.BATCH:
         from fortyfold.cli.interactive import run_interactively
 
@@ -73,10 +73,10 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
 
 def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
     from fortyfold.launch.environment import train_job
-    from fortyfold.launch.plan import make_plan
+    from fortyfold.launch.plan import make_plan, place_there
 
-    site, here = wishes.site, _place_here(recipe, wishes)
-    run = Path(site.run_root or "~/runs") / here.name if isinstance(site, RemoteSite) and not site.shared else here
+    site = wishes.site
+    run = place_there(site, _place_here(recipe, wishes))
     if site.scratch and recipe.data.stage is None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"stage": site.scratch})})
     job = train_job(recipe, run, ["fortyfold", *sys.argv[1:]])
@@ -85,8 +85,10 @@ def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
 
 def _place_here(recipe: Recipe, wishes: Wishes) -> Path:
     """The run directory as this machine sees it: the nodes' own, or a copy where no disk is shared."""
-    shared_root = None if isinstance(wishes.site, RemoteSite) and not wishes.site.shared else wishes.site.run_root
-    return (wishes.out or Path(shared_root or "runs") / recipe.name).absolute()
+    from fortyfold.launch.plan import is_apart
+
+    root = "runs" if is_apart(wishes.site) else wishes.site.run_root or "runs"
+    return (wishes.out or Path(root) / recipe.name).absolute()
 
 
 def _show(rendered: "Rendered") -> None:
@@ -110,16 +112,6 @@ def _require_free(run_dir: RunDir) -> None:
 def _is_finished(run_dir: RunDir) -> bool:
     events = read_events(run_dir.events())
     return bool(events) and events[-1]["kind"] == "finished"
-
-
-def _write(plan: "Plan", rendered: "Rendered", run_dir: RunDir) -> None:
-    for folder in (run_dir.launch, run_dir.logs):
-        folder.mkdir(parents=True, exist_ok=True)
-    for path in (run_dir.ended, run_dir.requeues, run_dir.job_id):
-        path.unlink(missing_ok=True)
-    write_json(run_dir.plan, plan.to_json())
-    for path, text in rendered.files.items():
-        write_atomically(run_dir.launch / path.name, text.encode())
 
 
 def _tell(plan: "Plan", job_id: str) -> None:

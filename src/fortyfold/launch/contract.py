@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from fortyfold.launch.plan import Plan
 from fortyfold.spec import plugin
 from fortyfold.spec.errors import UserError
-from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
 from fortyfold.spec.stop import StopFlag
 
 KINDS = "fortyfold.launch.kinds"
@@ -42,6 +42,17 @@ class Job:
 
     def write(self, run_dir: RunDir) -> None:
         write_json(run_dir.job, asdict(self))
+
+
+def write_files(plan: Plan, rendered: Rendered, run_dir: RunDir) -> None:
+    """Put the plan and the scripts into the run directory, as this machine sees it; what an earlier job left goes."""
+    for folder in (run_dir.launch, run_dir.logs):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in (run_dir.ended, run_dir.requeues, run_dir.job_id):
+        path.unlink(missing_ok=True)
+    write_json(run_dir.plan, plan.to_json())
+    for path, text in rendered.files.items():
+        write_atomically(run_dir.launch / path.name, text.encode())
 
 
 def read_job(run_dir: RunDir) -> Job | None:

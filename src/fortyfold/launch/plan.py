@@ -46,7 +46,7 @@ class Plan:
     @property
     def apart(self) -> bool:
         """Whether the nodes share no disk: the run directory is the first one's."""
-        return isinstance(self.site, RemoteSite) and not self.site.shared
+        return is_apart(self.site)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,8 +87,18 @@ def make_plan(site_name: str, site: Site, run: Path, job: dict[str, Any], nodes:
         raise UserError(f"site {site_name}: {error}") from None
     own = site.conda or site.venv or site.container
     python = site.python or ("python3" if own else sys.executable)
-    folder = None if isinstance(site, RemoteSite) and not site.shared else Path.cwd()
+    folder = None if is_apart(site) else Path.cwd()
     return Plan(site_name, site, shapes, run, folder, python, job)
+
+
+def is_apart(site: Site) -> bool:
+    """Whether the site's nodes share no disk, neither with one another nor with the machine that commands."""
+    return isinstance(site, RemoteSite) and not site.shared
+
+
+def place_there(site: Site, here: Path) -> Path:
+    """A run directory as the nodes see it: the one that this machine sees, or its original."""
+    return Path(site.run_root or "~/runs") / here.name if is_apart(site) else here
 
 
 def describe_shapes(shapes: Sequence[NodeShape]) -> str:
