@@ -11,8 +11,8 @@ from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.run_dir import RunDir
 
 PATIENCE_SECONDS = 180.0
-# Some 10 s of training, so that there is time to disturb it.
-LONG = ("--epochs", "30", "--set", "global_batch=16", "--set", "evaluate.every_epochs=30")
+# Some 7 s of training, so that there is time to disturb it.
+LONG = ("--epochs", "20", "--set", "global_batch=16", "--set", "evaluate.every_epochs=20")
 LONG_SAVES = ("--set", "checkpoint.every_epochs=0", "--set", "checkpoint.every_minutes=0")  # only when it is stopped
 
 

@@ -26,7 +26,7 @@ TINY = DemoSpec(classes=4, images=300, width=48, height=48, seed=0)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes share the tests file by file, the long files are to be begun first."""
     if hasattr(config, "workerinput"):
-        long = ("tests/test_docs.py", "tests/runs/")
+        long = ("tests/test_docs.py", "tests/runs/", "tests/cluster/")
         items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in long])
 
 

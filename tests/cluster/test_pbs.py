@@ -1,7 +1,9 @@
 """A run under PBS, or rather its stand-in (tests/pbs_stand_in.py), from qsub to its end."""
 
-import json
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,16 @@ class Bench:
         return "".join(path.read_text() for path in sorted(self.run_dir(name).logs.glob("job-*.log")))
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test left running of its jobs is killed."""
+    yield
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdecimal() and str(tmp_path).encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 def test_two_nodes_to_the_end(tmp_path: Path, tiny_data: Path) -> None:
     bench = Bench(tmp_path, tiny_data)
     code, out, err = bench.train("run", "--watch")
@@ -59,7 +71,7 @@ def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(
     tmp_path: Path, tiny_data: Path, tools: tuple[str, ...]
 ) -> None:
     """By pbsdsh, which loses exit codes."""
-    bench = Bench(tmp_path, tiny_data, 'time_limit = "0:30"\nwarn_seconds = 15', tools)
+    bench = Bench(tmp_path, tiny_data, 'time_limit = "0:50"\nwarn_seconds = 30', tools)
     code, _, err = bench.train("run", *LONG, *LONG_SAVES, "--epochs", 600)
     assert (code, err) == (0, "")
     run_dir = bench.run_dir("run")
@@ -71,4 +83,4 @@ def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(
     code, out, err = bench.call("stop", "run")
     assert (code, err) == (0, "") and "run: stopped: " in out, out + err
     assert (run_dir.saved_steps() or 0) > saved
-    assert json.loads(run_dir.stopped.read_text())["reason"] in ("cancelled", "out of time")
+    assert run_dir.ended.read_text().startswith("cancelled\n") and not (tmp_path / "pbs" / "state" / "3").exists()

@@ -208,7 +208,7 @@ class TestSaver:
         go_on = threading.Event()
         write = checkpoint.write
 
-        def slow(run_dir: RunDir, one: Snapshot, collect: None) -> Path:
+        def slow(run_dir: RunDir, one: Snapshot, post: None, far: bool) -> Path:
             assert go_on.wait(10)
             return write(run_dir, one)
 
@@ -230,7 +230,7 @@ class TestSaver:
         one.save(lambda: snapshot(1))
         one.wait()
 
-        def full(run_dir: RunDir, two: Snapshot, collect: None) -> Path:
+        def full(run_dir: RunDir, two: Snapshot, post: None, far: bool) -> Path:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(checkpoint, "write", full)

@@ -1,5 +1,6 @@
 """The first node's part: it meets the others, has all prepare themselves, and decides what is done until the end."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from fortyfold.launch.workers import prepare_workers, tell_facts
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.stop import StopFlag, hearing_requests
+from fortyfold.spec.stop import StopFlag, hearing_requests, read_request
 
 TRAINED, STOPPED = 0, 75
 
@@ -64,6 +65,8 @@ def _last_word(run_dir: RunDir, stop: StopFlag, unsaved: str) -> str:
     events = read_events(run_dir.events())
     if events and events[-1]["kind"] == "finished":
         return "trained"
+    if read_request(run_dir) == signal.SIGINT:  # whatever else came to pass, somebody wants it to stay stopped
+        return "cancelled"
     if events and events[-1]["kind"] == "stopped" and not unsaved:
         return str(events[-1]["reason"])
     return stop.reason if stop.requested else "failed"

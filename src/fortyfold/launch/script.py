@@ -25,8 +25,12 @@ def quote(text: str) -> str:
     """One word for bash, on one line: a line break in it could begin a line that a scheduler takes for its own."""
     if text.isprintable():
         return shlex.quote(text)
-    signs = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"\\{byte:03o}" for byte in os.fsencode(text))
-    return f"$'{''.join(signs)}'"
+    escaped = (_escape(sign) if sign in "\\'" or not sign.isprintable() else sign for sign in text)
+    return f"$'{''.join(escaped)}'"
+
+
+def _escape(sign: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(sign))
 
 
 def job_name(plan: Plan) -> str:

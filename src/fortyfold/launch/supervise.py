@@ -72,7 +72,8 @@ def supervise(run_dir: RunDir, attempt: Attempt, stop: StopFlag, say: Callable[[
 
 
 class _Forward:
-    """Writes the stop request into the run directory, once, when this process was asked to stop."""
+    """Writes the stop request into the run directory, once, when this process was asked to stop; unless there is one,
+    which may be somebody's who does not want it to go on."""
 
     def __init__(self, run_dir: RunDir, stop: StopFlag) -> None:
         self._run_dir, self._stop, self._done = run_dir, stop, False
@@ -81,7 +82,8 @@ class _Forward:
         if not self._stop.requested or self._done:
             return
         with suppress(OSError):  # a full disk: the next call tries again; ending the ranks would save nothing
-            write_request(self._run_dir, self._stop)
+            if not self._run_dir.stop_request.exists():
+                write_request(self._run_dir, self._stop)
             self._done = True
 
 
