@@ -88,7 +88,7 @@ class Host:
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-        _kill_inside(self.name)
+        kill_inside(self.name)
         for process in self._started:
             with suppress(BrokenPipeError), process:
                 pass
@@ -144,7 +144,7 @@ def _is_alive(pid: str) -> bool:
 
 def _remove(namespace: str) -> None:
     """Takes what is inside along. Another process may be removing it, too."""
-    _kill_inside(namespace)
+    kill_inside(namespace)
     subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
 
 
@@ -152,7 +152,7 @@ def _namespaces(set_name: str) -> list[str]:
     return sorted(path.name for path in NAMESPACES.glob(f"{set_name}-*"))
 
 
-def _kill_inside(namespace: str) -> None:
+def kill_inside(namespace: str) -> None:
     """Kills every process there, also those that left the group in which they were started."""
     while pids := subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout.split():
         for pid in pids:

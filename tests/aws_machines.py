@@ -11,15 +11,15 @@ stands), and takes a file `notice` with the number of a node that is to be taken
 import base64
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from aws_stand_in import ZONE, Cloud, Metadata, cloud, metadata
+from hosts import kill_inside
 
 from fortyfold.launch.aws.volumes import DEVICE
 from fortyfold.spec.run_dir import write_json
@@ -54,7 +54,7 @@ class Machines:
             if state == "running" and name not in self.running:
                 self._boot(instance)
             if state == "terminated" and name in self.running:
-                _kill_inside(self.running.pop(name)[0])
+                kill_inside(self.running.pop(name)[0])
         self._attach()
         self._give_notice(found)
         states = [each["State"]["Name"] for each in found]
@@ -105,14 +105,6 @@ class Machines:
             for instance in found:
                 if instance["AmiLaunchIndex"] == node and instance["InstanceId"] in self.running:
                     self.running[instance["InstanceId"]][1].notice.set()
-
-
-def _kill_inside(namespace: str) -> None:
-    while pids := subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True).stdout.split():
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.01)
 
 
 def main(folder: Path, address: str, namespaces: dict[str, str]) -> None:

@@ -1,7 +1,8 @@
 """A real Slurm on this machine: a controller and four nodes, with a munge of its own, in a folder of its own.
 
 Nodes n0 … n3 have 4 CPUs each in Slurm's books; n0 has two devices that it takes for GPUs, n1 one. Ports are free ones.
-Partition `main` is everybody's; jobs of `urgent` preempt those of `main`, which get 60 s of grace and are requeued.
+Partition `main` is everybody's; jobs of `urgent` preempt those of `main`, which get 60 s of grace and are requeued, to
+start again once a credential has expired (15 s).
 Whatever ends the `with`, the daemons and what they run are killed.
 """
 
@@ -27,7 +28,7 @@ SlurmctldPort={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=15
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -80,18 +81,6 @@ class Cluster:
             env={**os.environ, **self.environment}, capture_output=True, text=True,
         ).stdout  # fmt: skip
         return line.partition("JobState=")[2].partition(" ")[0]
-
-    def start_now(self, job: str) -> None:
-        """A requeued job is held back for two minutes; this one is not. (The hold may come after the word to start.)"""
-        for _ in range(6):
-            if self.state(job) == "PENDING":
-                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-            deadline = time.monotonic() + 15
-            while time.monotonic() < deadline:
-                if self.state(job) == "RUNNING":
-                    return
-                time.sleep(0.2)
-        raise AssertionError(self.run("scontrol", "show", "job", job))
 
 
 def missing_tool() -> str | None:

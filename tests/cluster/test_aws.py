@@ -25,6 +25,7 @@ from fortyfold.spec.ranks import read_merged_steps
 from fortyfold.spec.run_dir import RunDir
 
 MACHINES = Path(__file__).parents[1] / "aws_machines.py"
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")  # hosts.py
 NUM_HOSTS = 11  # moto's first address is 10.0.0.4, and a second gang of four has other addresses than the first
 PATIENCE_SECONDS = 120.0
 SITE = """
@@ -95,7 +96,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator
         *members, client = made
         pairs = [f"{host.address}={host.name}" for host in members]
         machines = client.start(
-            [sys.executable, str(MACHINES), str(folder), client.address, *pairs], stdout=log, stderr=log
+            [sys.executable, str(MACHINES), str(folder), client.address, *pairs],
+            env={"PYTHONPATH": os.pathsep.join(filter(None, [BENCHMARKS, os.environ.get("PYTHONPATH")]))},
+            stdout=log,
+            stderr=log,
         )
         wait_until((folder / "ready.json").exists, machines)
         ready = json.loads((folder / "ready.json").read_text())

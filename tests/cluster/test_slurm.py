@@ -113,7 +113,6 @@ def preempt(bench: Bench, job: str) -> None:
     urgent = bench.cluster.run("sbatch", "--parsable", *wrap).strip()
     wait_until(lambda: bench.cluster.state(job) == "PENDING", lambda: bench.cluster.state(job))
     wait_until(lambda: bench.cluster.state(urgent) in ("COMPLETED", ""))
-    bench.cluster.start_now(job)
 
 
 def test_preempted_it_is_saved_queued_again_and_ends_alike(bench: Bench, calm: RunDir) -> None:
@@ -135,8 +134,6 @@ def test_out_of_time_it_is_queued_again_and_cancelled_it_stays(bench: Bench) -> 
     wait_until(lambda: "out of time; queued again" in bench.log("hurried"), lambda: bench.log("hurried"))
     saved = run_dir.saved_steps()
     assert saved
-    wait_until(lambda: bench.cluster.state(job) == "PENDING")
-    bench.cluster.start_now(job)
     wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("hurried"))
     bench.cluster.run("scancel", job)
     wait_until(lambda: bench.cluster.state(job) == "CANCELLED", lambda: bench.cluster.state(job))

@@ -21,8 +21,8 @@ def served() -> Iterator["Cloud"]:
 @pytest.fixture
 def ec2(served: "Cloud", monkeypatch: pytest.MonkeyPatch) -> "Cloud":
     """An empty region, its credentials, and no patience."""
+    from fortyfold.launch import over_ssh
     from fortyfold.launch.aws import data_volumes, gang, instances, reaping, volumes
-    from fortyfold.launch.kinds import ssh
 
     served.reset()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -32,6 +32,6 @@ def ec2(served: "Cloud", monkeypatch: pytest.MonkeyPatch) -> "Cloud":
         monkeypatch.setenv(name, value)
     for module in (instances, reaping, volumes, data_volumes):
         monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(ssh, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(over_ssh, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(gang, "ROOM_SECONDS", 0.01)
     return served

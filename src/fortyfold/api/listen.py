@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fortyfold.spec.beside import beside
 from fortyfold.spec.events import Event
 from fortyfold.spec.ranks import MergedEventReader
 from fortyfold.spec.run_dir import RunDir
@@ -24,10 +25,10 @@ def listening(run_dir: RunDir, on_event: OnEvent | None) -> Iterator[None]:
     if on_event is None:
         yield
         return
-    reader, over = MergedEventReader(run_dir), threading.Event()
+    reader = MergedEventReader(run_dir)
     reader.poll()  # what was before is no news
 
-    def follow() -> None:
+    def follow(over: threading.Event) -> None:
         last_round = False
         while not last_round:
             last_round = over.wait(POLL_SECONDS)
@@ -36,18 +37,15 @@ def listening(run_dir: RunDir, on_event: OnEvent | None) -> Iterator[None]:
 
     problems: list[str] = []
 
-    def guarded() -> None:
+    def guarded(over: threading.Event) -> None:
         try:
-            follow()
+            follow(over)
         except Exception:
             problems.append(traceback.format_exc())
 
-    thread = threading.Thread(target=guarded, name="events", daemon=True)
-    thread.start()
     try:
-        yield
+        with beside("events", guarded):
+            yield
     finally:
-        over.set()
-        thread.join()
         if problems:
             warnings.warn(f"on_event raised, and heard no more events:\n{problems[0]}", RuntimeWarning, stacklevel=4)

@@ -13,7 +13,7 @@ from fortyfold.data.demo import make_demo, wanted_demo
 from fortyfold.data.index import Index
 from fortyfold.data.items import DataSet
 from fortyfold.data.own import open_own
-from fortyfold.data.stage import Staged, scratch_folder, stage
+from fortyfold.data.stage import STREAMS, Staged, scratch_folder, stage
 from fortyfold.engine.setup import Own
 from fortyfold.engine.train import Outcome
 from fortyfold.engine.train import train as train_run
@@ -26,8 +26,6 @@ from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
-
-STREAMS = 4
 
 
 def train(

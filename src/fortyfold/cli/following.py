@@ -9,9 +9,9 @@ import typer
 from fortyfold.launch.contract import Job, load_launcher, read_job
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import last_attempt, read_events
+from fortyfold.spec.exit_codes import FAILED, STOPPED, TRAINED
 from fortyfold.spec.run_dir import RunDir
 
-TRAINED, FAILED, STOPPED = 0, 1, 75
 ASK_SECONDS = 5.0  # between questions to a scheduler
 SETTLE_SECONDS = 10.0  # files of a job that has just ended may show late
 

@@ -32,8 +32,7 @@ from fortyfold.cli import (
     weights,
 )
 from fortyfold.spec.errors import RunFailed, UserError
-
-BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
+from fortyfold.spec.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
 # The parser's own errors. (Their class is not exported; it is the one above BadParameter's usage error.)
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -73,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         return _complain(str(error), BAD_INPUT)
     except RunFailed as error:
-        return _complain(str(error), FAILURE)
+        return _complain(str(error), FAILED)
     except _USAGE_ERROR as error:
         message = error.format_message()  # type: ignore[attr-defined]
         if "\n" in message:  # a group of commands was called without one: the message is its help
@@ -84,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has gone; so is the need for it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
+        return FAILED
     except OSError as error:
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "cannot go on"
         return _complain(f"{name}: {error.strerror or error}", BAD_INPUT)

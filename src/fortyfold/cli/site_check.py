@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.exit_codes import BAD_INPUT
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import Site
 from fortyfold.spec.stop import StopFlag
@@ -22,7 +23,6 @@ TOOLS = {
     "ssh": ("ssh",),
 }
 DEADLINE_SECONDS = 60.0
-OK, PROBLEMS = 0, 2
 
 
 def check_site(name: str, site: Site, run: bool, nodes: int | None, procs: int | None, data: Path | None) -> int:
@@ -85,4 +85,4 @@ def _report(name: str, problems: list[str], fine: str) -> int:
         print(f"{name}: {problem}")
     if not problems:
         print(f"{name}: ok{f' ({fine})' if fine else ''}")
-    return PROBLEMS if problems else OK
+    return BAD_INPUT if problems else 0

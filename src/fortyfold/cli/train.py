@@ -11,6 +11,7 @@ from fortyfold.cli.openmp import calm_openmp
 from fortyfold.cli.options import ProcsOption, RecipeArgument, SetOption, choose_procs, resolve
 from fortyfold.cli.train_on import Wishes, train_on
 from fortyfold.spec.errors import UserError
+from fortyfold.spec.exit_codes import STOPPED
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.run_dir import MODEL, RunDir
 from fortyfold.spec.site_file import load_site
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from fortyfold.data.stage import Staged
     from fortyfold.spec.events import Event
     from fortyfold.spec.stop import StopFlag
-
-STOPPED = 75
 
 
 def train(
@@ -66,18 +65,25 @@ def train(
         return train_on(chosen, Wishes(str(on), site, nodes, procs, out, interactive, dry_run, watch, fresh, yes))
     if (nodes or 1) > 1 or interactive or watch or dry_run:
         raise UserError("--nodes, --interactive, --watch and --dry-run are for a site other than this machine (--on)")
+    return _train_on_this_machine(chosen, procs or site.procs, out, fresh, auto_accumulate)
+
+
+def _train_on_this_machine(
+    recipe: Recipe, procs: int | None, out: Path | None, fresh: bool, auto_accumulate: bool
+) -> int:
+    """Prepare the data, train in this process or in several, and tell how it ended; gives the exit code."""
     from fortyfold.data import decode
     from fortyfold.sinks import require_sinks
     from fortyfold.spec.stop import StopFlag
 
     stop = StopFlag().listen()  # before anything takes long
-    require_sinks(chosen.log.sinks)
-    num_ranks = choose_procs(procs or site.procs)
+    require_sinks(recipe.log.sinks)
+    num_ranks = choose_procs(procs)
     if auto_accumulate and num_ranks > 1:
         raise UserError(f"--auto-accumulate is for one process, and here are {num_ranks}; set accumulate instead")
-    run_dir = RunDir(out or Path("runs") / chosen.name)
+    run_dir = RunDir(out or Path("runs") / recipe.name)
     try:
-        staged = _prepare_data(chosen, stop)
+        staged = _prepare_data(recipe, stop)
     except _Stop:
         print("stopped before training began; the same command goes on")
         return STOPPED
@@ -86,17 +92,17 @@ def train(
     if text := decode.notice():
         print(f"note: {text}")
     run_dir.refuse_foreign()
-    print(f"training {chosen.name} in {run_dir.path}", flush=True)
+    print(f"training {recipe.name} in {run_dir.path}", flush=True)
     from fortyfold.cli.display import Display
     from fortyfold.launch.attach import attached
 
     command = ["fortyfold", *sys.argv[1:]]
-    with attached(run_dir, chosen.log.sinks, stop):
-        with Display(run_dir, chosen.log.every_steps) as display:
+    with attached(run_dir, recipe.log.sinks, stop):
+        with Display(run_dir, recipe.log.every_steps) as display:
             if num_ranks > 1:
-                ended = _train_together(chosen, run_dir, stop, command, staged, num_ranks, display.say)
+                ended = _train_together(recipe, run_dir, stop, command, staged, num_ranks, display.say)
             else:
-                ended = _train_here(chosen, run_dir, stop, command, staged, auto_accumulate)
+                ended = _train_here(recipe, run_dir, stop, command, staged, auto_accumulate)
         return _tell(run_dir, ended)
 
 

@@ -58,9 +58,9 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     run_dir.refuse_foreign()
     write_files(plan, rendered, run_dir)
     if wishes.interactive or not launcher.BATCH:
-        from fortyfold.cli.interactive import run_interactively
+        from fortyfold.cli.foreground import train_in_foreground
 
-        return run_interactively(launcher, plan, rendered, run_dir)
+        return train_in_foreground(launcher, plan, rendered, run_dir)
     job = launcher.submit(plan, rendered)
     job.write(run_dir)
     _tell(plan, job.id)

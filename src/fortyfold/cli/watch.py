@@ -2,7 +2,8 @@
 
 import time
 
-from fortyfold.cli.following import STOPPED, TRAINED, RunArgument, Watch, describe_state, exit_code, find_run
+from fortyfold.cli.following import RunArgument, Watch, describe_state, exit_code, find_run
+from fortyfold.spec.exit_codes import STOPPED, TRAINED
 
 
 def watch(run: RunArgument) -> int:

@@ -27,6 +27,7 @@ from fortyfold.data.splits import find_split, find_splits, open_split
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import fsync_folder
 
+STREAMS = 4  # shards that are copied at once, unless somebody says otherwise
 _WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _WAIT_GROWTH = 0.2, 2.0, 1.3
 
 Say = Callable[[str], None]

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from fortyfold.data.blocks import storage_digest
@@ -24,10 +23,10 @@ from fortyfold.spec.recipe import FREE_KEYS, Recipe
 from fortyfold.spec.recipe_file import flatten, parse_recipe
 from fortyfold.spec.records import StepReader
 from fortyfold.spec.run_dir import RunDir, write_json
+from fortyfold.spec.versions import installed_versions
 
 RUN_FORMAT = 4
 _SHARED_SECONDS = 60.0
-PACKAGES = ("fortyfold", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
 
 
 def _identity(index: Index | None) -> dict[str, Any] | None:
@@ -52,7 +51,7 @@ def build_spec(job: Job, command: Sequence[str]) -> dict[str, Any]:
         "model": job.model_name,
         "ranks": job.ranks.world.size,
         "decoder": decoder_name(job.recipe.data, job.device),
-        "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+        "versions": installed_versions(),
         "host": platform.node(),
         "git_commit": _git_commit(),
         "command": list(command),

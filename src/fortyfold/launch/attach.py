@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from fortyfold.spec.beside import beside
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
@@ -33,9 +34,9 @@ def attached(run_dir: RunDir, names: Sequence[str], stop: StopFlag) -> Iterator[
     if not names:
         yield
         return
-    before, over = _attempt(run_dir), threading.Event()
+    before = _attempt(run_dir)
 
-    def attend() -> None:
+    def attend(over: threading.Event) -> None:
         while _attempt(run_dir) == before:
             if over.wait(POLL_SECONDS) and _attempt(run_dir) == before:
                 return  # nothing began
@@ -44,13 +45,8 @@ def attached(run_dir: RunDir, names: Sequence[str], stop: StopFlag) -> Iterator[
             _reap(run_dir, processes)
         _wait(run_dir, processes, stop)
 
-    thread = threading.Thread(target=attend, name="sinks", daemon=True)
-    thread.start()
-    try:
+    with beside("sinks", attend):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def sink_command(run_dir: RunDir, name: str) -> list[str]:

@@ -1,17 +1,14 @@
 """What a node tells of itself when the nodes meet, and whether all of them together are what was planned."""
 
-import platform
 import socket
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fortyfold.data import decode
 from fortyfold.launch.place import Place
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.nodes import NodeShape
-
-PACKAGES = ("fortyfold", "torch", "torchvision", "timm", "numpy", "pillow", "safetensors")
+from fortyfold.spec.versions import installed_versions
 
 Facts = dict[str, Any]
 
@@ -22,16 +19,9 @@ def own_facts(place: Place) -> Facts:
         "num_nodes": place.num_nodes,
         "host": socket.gethostname(),
         "gpus": place.num_gpus,
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": installed_versions(),
         "decoder": decode.NAME,
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def name_node(facts: Facts) -> str:

@@ -21,10 +21,9 @@ from fortyfold.launch.supervise import supervise, taking_over
 from fortyfold.launch.workers import prepare_workers, tell_facts
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
+from fortyfold.spec.exit_codes import STOPPED, TRAINED
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag, hearing_requests, read_request
-
-TRAINED, STOPPED = 0, 75
 
 
 class _Stop(Exception):

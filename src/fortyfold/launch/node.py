@@ -25,10 +25,9 @@ from fortyfold.launch.spot import watch_for_notice
 from fortyfold.launch.wire import Wire
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.exit_codes import BAD_INPUT, FAILED
 from fortyfold.spec.run_dir import RunDir, write_json
 from fortyfold.spec.stop import StopFlag
-
-FAILED, BAD_INPUT = 1, 2
 
 
 def main(arguments: Sequence[str]) -> int:

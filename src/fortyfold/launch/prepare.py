@@ -7,12 +7,10 @@ from pathlib import Path
 from fortyfold.data.demo import make_demo, wanted_demo
 from fortyfold.data.prepare.work import in_words
 from fortyfold.data.splits import open_split
-from fortyfold.data.stage import Staged, scratch_folder, stage
+from fortyfold.data.stage import STREAMS, Staged, scratch_folder, stage
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import parse_recipe
-
-STREAMS = 4
 
 Attend = Callable[[], None]
 

@@ -1,7 +1,8 @@
 """A run's last word, for whoever brought it to the nodes: one line in the file `ended` of its directory.
 
     trained         all is done
-    cancelled       somebody wanted it to stop; also the words of a failure: failed
+    cancelled       somebody wanted it to stop
+    failed          by its own fault; the log says how
     out of time, spot notice, lost   to be queued again
     terminated      by SIGTERM: to be queued again if the scheduler says that this was a preemption
     no progress     would be queued again, but MOST_IDLE times in a row nothing new was saved

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from fortyfold.spec.beside import beside
 from fortyfold.spec.run_dir import RunDir, write_json
 
 LOOK_SECONDS = 1.0
@@ -95,16 +96,11 @@ def read_request(run_dir: RunDir) -> signal.Signals | None:
 @contextmanager
 def hearing_requests(run_dir: RunDir, stop: StopFlag) -> Iterator[None]:
     """Inside, a request in the run directory is as good as a signal: a thread looks for one about once a second."""
-    over = threading.Event()
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
+        stop.ask_if(read_request(run_dir))
         while not over.wait(LOOK_SECONDS):
             stop.ask_if(read_request(run_dir))
 
-    thread = threading.Thread(target=look, name="stop-requests", daemon=True)
-    thread.start()
-    try:
+    with beside("stop-requests", look):
         yield
-    finally:
-        over.set()
-        thread.join()

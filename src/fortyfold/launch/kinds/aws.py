@@ -23,17 +23,17 @@ from fortyfold.launch.aws.reaping import reap
 from fortyfold.launch.aws.session import connect
 from fortyfold.launch.aws.tags import RUN
 from fortyfold.launch.contract import Job, Rendered, Say
-from fortyfold.launch.kinds.ssh import bootstrapped, cancel, note_job, start_once, start_until_over, state
+from fortyfold.launch.over_ssh import bootstrapped, cancel, note_job, start_once, start_until_over, state
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import render_node
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
+from fortyfold.spec.exit_codes import FAILED, STOPPED
 from fortyfold.spec.nodes import parse_seconds
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
 
 BATCH = False
-FAILED, STOPPED = 1, 75
 __all__ = ["BATCH", "cancel", "render", "run", "shell", "state", "submit"]
 
 

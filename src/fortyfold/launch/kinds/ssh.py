@@ -1,41 +1,21 @@
-"""A list of hosts by ssh: this command starts an agent on each, looks after them, and starts them again.
+"""A list of hosts by ssh: this command starts an agent on each, looks after them, and starts them again."""
 
-When this command ends, for whatever reason, so do the agents (launch/wire.py). Where hosts share no disk, the run lives
-on the first one, and all it says comes here while it runs, each checkpoint as soon as it is whole.
-"""
-
-import json
-import os
 import shlex
-import signal
-import socket
-import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from fortyfold.launch import remote
-from fortyfold.launch.bootstrap import bootstrap, installed_python
+from fortyfold.launch.bootstrap import bootstrap
 from fortyfold.launch.contract import Job, Rendered, Say
-from fortyfold.launch.foreground import ask_to_stop
-from fortyfold.launch.mirroring import fetch, mirrored, settle
+from fortyfold.launch.mirroring import settle
+from fortyfold.launch.over_ssh import bootstrapped, cancel, note_job, start_once, start_until_over, state
 from fortyfold.launch.plan import Plan
-from fortyfold.launch.requeue import AGAIN, MOST_IDLE
 from fortyfold.launch.script import render_node
-from fortyfold.launch.wire import ALIVE_SECONDS
-from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.site import RemoteSite, SshSite
+from fortyfold.spec.site import SshSite
 from fortyfold.spec.stop import StopFlag
 
 BATCH = False
-POLL_SECONDS = 0.2
-END_SECONDS = 20.0  # for agents to end after one of them has
-PAUSE_SECONDS = 5.0  # before another start
+__all__ = ["BATCH", "cancel", "render", "run", "shell", "state", "submit"]
 
 
 def render(plan: Plan, interactive: bool) -> Rendered:
@@ -48,19 +28,13 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     return Rendered({RunDir(plan.run).node_script: render_node(plan)}, commands)
 
 
-def bootstrapped(plan: Plan) -> Plan:
-    """With the interpreter that the hosts will have."""
-    return replace(plan, python=installed_python(site)) if (site := _site(plan)).bootstrap == "wheel" else plan
-
-
-def _site(plan: Plan) -> RemoteSite:
-    assert isinstance(plan.site, RemoteSite)
+def _site(plan: Plan) -> SshSite:
+    assert isinstance(plan.site, SshSite)
     return plan.site
 
 
 def _hosts(plan: Plan) -> tuple[str, ...]:
-    assert isinstance(plan.site, SshSite)
-    hosts = plan.site.hosts[: len(plan.shapes)]
+    hosts = _site(plan).hosts[: len(plan.shapes)]
     if len(hosts) < len(plan.shapes):
         raise UserError(f"site {plan.site_name} has {len(hosts)} hosts, and {len(plan.shapes)} nodes were asked for")
     return hosts
@@ -78,167 +52,6 @@ def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Sa
     if plan.apart:
         settle(plan, hosts, run_dir)
     return start_until_over(lambda: start_once(plan, rendered, hosts, run_dir, stop, say), run_dir, stop, say)
-
-
-def note_job(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
-    """This process looks after the run from now on; old logs go."""
-    name = f"{os.getpid()}@{socket.gethostname()}"
-    Job(plan.site.kind, name, plan.site_name, str(_log(run_dir, 0)), time.time(), [*hosts]).write(run_dir)
-    for node in range(len(hosts)):
-        _log(run_dir, node).unlink(missing_ok=True)
-
-
-def start_until_over(start: Callable[[], tuple[str, int]], run_dir: RunDir, stop: StopFlag, say: Say) -> int:
-    """Start again what ended with a reason to go on; starts that save nothing new are bounded. Gives the exit code."""
-    idle, furthest = 0, run_dir.saved_steps() or -1
-    while True:
-        word, code = start()
-        if word not in AGAIN or stop.requested:
-            return code
-        saved = run_dir.saved_steps() or -1
-        idle, furthest = (0, saved) if saved > furthest else (idle + 1, furthest)
-        if idle >= MOST_IDLE:
-            raise RunFailed(f"{idle} starts in a row have saved nothing new; see the logs in {run_dir.logs}")
-        what = "hosts were lost" if word == "lost" else word
-        say(f"note: {what}; starting again from the last checkpoint")
-        time.sleep(PAUSE_SECONDS)
-
-
-def _log(run_dir: RunDir, node: int) -> Path:
-    return run_dir.logs / f"job-node-{node}.log"
-
-
-@dataclass
-class _Agent:
-    """One host's, as this command sees it."""
-
-    host: str
-    process: remote.Process
-    words: dict[str, Any] = field(default_factory=dict)
-    """What it has said."""
-
-    def listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with suppress(ValueError):
-                self.words |= json.loads(line)
-
-
-def start_once(
-    plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir, stop: StopFlag, say: Say
-) -> tuple[str, int]:
-    """An agent on each host, until all have ended; gives the run's last word, `lost` without one, and the exit code."""
-    with _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir):
-        _attend(agents, stop)
-    for agent in agents:
-        if agent.process.returncode == remote.UNREACHABLE:
-            say(f"note: the connection to {agent.host} ended")
-    if plan.apart:
-        with suppress(UserError):  # a host that is gone; what it had is here, or lost
-            fetch(plan, hosts, run_dir)
-    if "ended" not in agents[0].words:
-        _require_hope(agents, run_dir, reached="invitation" in agents[0].words)
-    return str(agents[0].words.get("ended", "lost")), agents[0].process.returncode
-
-
-def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
-    """An agent that ended without a last word, over a connection that held or was never made, would do so again.
-
-    When the first host is gone, the others say that they have lost it; that is no reason of their own.
-    """
-    first = agents[0].process.returncode
-    if first < 0 or (first == remote.UNREACHABLE and reached):
-        return
-    for node, agent in enumerate(agents):
-        code = agent.process.returncode
-        if code > 0 and (code != remote.UNREACHABLE or not reached):
-            said = remote.complaint(code, _log(run_dir, node).read_bytes())
-            raise UserError(f"host {agent.host}: {said}; more is in {_log(run_dir, node)}")
-
-
-@contextmanager
-def _agents(plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir) -> Iterator[list[_Agent]]:
-    secrets = {name: os.environ[name] for name in plan.site.secrets if name in os.environ}
-    script = next(iter(rendered.files.values()))
-    run_dir.logs.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        agents = []
-        for node, host in enumerate(hosts):
-            log = stack.enter_context(_log(run_dir, node).open("ab"))
-            process = remote.start(_site(plan), host, script, (0, node, len(hosts)), log)
-            stack.callback(_end, process)
-            remote.write(process, _line({"secrets": secrets, "plan": plan.to_json()}))
-            agents.append(_Agent(host, process))
-        listening = threading.Thread(target=agents[0].listen, name="ssh", daemon=True)
-        listening.start()
-        yield agents
-        listening.join(END_SECONDS)
-
-
-def _end(process: remote.Process) -> None:
-    """Its stdin closes, and the agent ends; of a host that is gone only this end of the line is there to be ended."""
-    assert process.stdin is not None and process.stdout is not None
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def _attend(agents: list[_Agent], stop: StopFlag) -> None:
-    """Bring the nodes together, pass a stop on, show that we live; until one of them has ended."""
-    introduced = asked = False
-    told_at = time.monotonic()
-    while all(agent.process.poll() is None for agent in agents):
-        if not introduced and "invitation" in (words := agents[0].words):
-            introduced = True
-            for agent in agents[1:]:
-                remote.write(agent.process, _line({"invitation": words["invitation"]}))
-        if stop.signal is not None and not asked:
-            asked = True
-            remote.write(agents[0].process, _line({"signal": stop.signal.name}))
-        if time.monotonic() - told_at > ALIVE_SECONDS:
-            told_at = time.monotonic()
-            for agent in agents:
-                remote.write(agent.process, _line({"alive": True}))
-        time.sleep(POLL_SECONDS)
-    deadline = time.monotonic() + END_SECONDS
-    while any(agent.process.poll() is None for agent in agents) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-
-
-def _line(value: object) -> bytes:
-    return json.dumps(value).encode() + b"\n"
-
-
-def _process_here(job: Job) -> int | None:
-    """The process of the command that looks after it, if that is on this machine."""
-    number, _, host = job.id.partition("@")
-    return int(number) if host == socket.gethostname() else None
-
-
-def state(job: Job) -> str | None:
-    process = _process_here(job)
-    if process is None:
-        return f"looked after by process {job.id}"
-    try:
-        command = Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return None
-    return "running" if b"fortyfold" in command and b"train" in command else None
-
-
-def cancel(job: Job, run_dir: RunDir) -> None:
-    process = _process_here(job)
-    if process is None:
-        ask_to_stop(run_dir)
-    else:
-        os.kill(process, signal.SIGINT)
 
 
 def shell(job: Job, node: int) -> list[str]:

@@ -5,7 +5,8 @@ import time
 from typing import TYPE_CHECKING
 
 from fortyfold.cli.display import Display
-from fortyfold.cli.following import STOPPED, TRAINED, describe_state
+from fortyfold.cli.following import describe_state
+from fortyfold.spec.exit_codes import STOPPED, TRAINED
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from fortyfold.launch.plan import Plan
 
 
-def run_interactively(launcher: "Launcher", plan: "Plan", rendered: "Rendered", run_dir: RunDir) -> int:
+def train_in_foreground(launcher: "Launcher", plan: "Plan", rendered: "Rendered", run_dir: RunDir) -> int:
     """Until it is over; gives the exit code."""
     stop, started = StopFlag().listen(), time.time()
     with Display(run_dir, plan.job["recipe"]["log"]["every_steps"]) as display:
