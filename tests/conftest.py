@@ -14,6 +14,8 @@ from rank_pool import RankPool
 from fortyfold.cli.main import run
 from fortyfold.cli.openmp import calm_openmp
 from fortyfold.data.demo import DemoSpec, make_demo
+from fortyfold.data.prepare.shard import Sharding, make_shards
+from fortyfold.data.splits import find_splits, open_folder
 from fortyfold.spec.stop import REASONS
 
 calm_openmp()
@@ -56,6 +58,16 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data of the recipe `tiny`: 250 training images, 50 for validation, 4 classes."""
     root = tmp_path_factory.mktemp("data") / "tiny"
     make_demo(root, TINY)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in 24 and 6 shards."""
+    root = tmp_path_factory.mktemp("sharded") / "tiny"
+    for split, folder in find_splits(tiny_data).items():
+        sharding = Sharding(open_folder(folder), {"train": 24, "val": 6}[split], "never")
+        make_shards(sharding, root / split, (0, 1), 2, 0, lambda done, total: None)
     return root
 
 

@@ -45,23 +45,41 @@ class Pbs:
         return self.state / name.partition(".")[0]
 
     def qsub(self, arguments: list[str]) -> int:
+        if arguments[0] == "-I":
+            return self.interact(arguments[1:])
         script = Path(arguments[-1])
-        text = script.read_text()
-        number = len(list(self.state.iterdir())) + 1
-        job = self.state / str(number)
-        job.mkdir()
+        job = self._make_job(script.read_text())
         shutil.copy(script, job / "script")
+        command = [sys.executable, __file__, str(self.folder), "mom", job.name]
+        log = (job / "mom.log").open("wb")
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        print(f"{job.name}.server")
+        return 0
+
+    def interact(self, options: list[str]) -> int:
+        """A shell on the first host, at the terminal that this command has; gives its exit code."""
+        if not os.isatty(0):
+            print("qsub: standard input must be a terminal for an interactive job", file=sys.stderr)
+            return 1
+        words = zip(options[::2], options[1::2], strict=True)
+        job = self._make_job("\n".join(f"#PBS {name} {value}" for name, value in words))
+        print(f"qsub: waiting for job {job.name}.server to start\nqsub: job {job.name}.server ready\n", flush=True)
+        environment = self._with_commands(job) | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
+        code = self._run(["/bin/bash"], environment, job / "script.pid", stdin=None)
+        (job / "ended").write_text(str(code))
+        return code
+
+    def _make_job(self, text: str) -> Path:
+        """Where the chunks that its directives ask for are."""
+        job = self.state / str(len(list(self.state.iterdir())) + 1)
+        job.mkdir()
         select = re.search(r"^#PBS -l select=(\S+)", text, re.MULTILINE)
         scatter = "#PBS -l place=scatter" in text
         chunks = [chunk for part in (select[1] if select else "1:ncpus=1").split("+") for chunk in self._spread(part)]
         hosts = [f"host{place if scatter else 0}" for place in range(len(chunks))]
         (job / "nodefile").write_text("".join(f"{host}\n" * 2 for host in hosts))
         (job / "ncpus").write_text(re.search(r"ncpus=(\d+)", chunks[0])[1])  # type: ignore[index]
-        command = [sys.executable, __file__, str(self.folder), "mom", str(number)]
-        log = (job / "mom.log").open("wb")
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        print(f"{number}.server")
-        return 0
+        return job
 
     @staticmethod
     def _spread(part: str) -> list[str]:
@@ -75,18 +93,21 @@ class Pbs:
         }  # fmt: skip
 
     def mom(self, number: str) -> int:
-        """Runs the job's script; its PATH has the commands, as the profile of a real host would."""
+        """Runs the job's script."""
         job = self.state / number
-        environment = self.environment(job)
-        environment["PATH"] += f":{self.folder / 'bin'}"
-        code = self._run(["/bin/bash", str(job / "script")], environment, job / "script.pid")
+        code = self._run(["/bin/bash", str(job / "script")], self._with_commands(job), job / "script.pid")
         (job / "ended").write_text(str(code))
         return 0
 
-    def _run(self, command: list[str], environment: dict[str, str], pid_file: Path) -> int:
-        process = subprocess.Popen(
-            command, env=environment, cwd=self.folder / "home", umask=0o077, stdin=subprocess.DEVNULL
-        )
+    def _with_commands(self, job: Path) -> dict[str, str]:
+        """PATH has them, as the profile of a real host would."""
+        environment = self.environment(job)
+        return environment | {"PATH": f"{environment['PATH']}:{self.folder / 'bin'}"}
+
+    def _run(
+        self, command: list[str], environment: dict[str, str], pid_file: Path, stdin: int | None = subprocess.DEVNULL
+    ) -> int:
+        process = subprocess.Popen(command, env=environment, cwd=self.folder / "home", umask=0o077, stdin=stdin)
         pid_file.write_text(str(process.pid))
         code = process.wait()
         pid_file.unlink(missing_ok=True)

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import apptainer_stand_in
 import pytest
 from cluster_runs import LONG, LONG_SAVES, call, events_of, takes_steps, wait_until
-from pbs_stand_in import install
+from pbs_stand_in import TOOLS, install
 
 from fortyfold.spec.run_dir import RunDir
 
@@ -18,17 +20,19 @@ kind = "pbs"
 interface = "lo"
 cpus = 2
 procs = 1
+python = "{python}"
 {more}
-variables = {{ PYTHONPATH = "{path}" }}
+variables = {{ PYTHONPATH = "{path}", PATH = "{folder}/container:/usr/bin:/bin" }}
 """
 
 
 class Bench:
-    def __init__(self, folder: Path, data: Path, more: str = "", tools: tuple[str, ...] = ()) -> None:
-        self.folder, self._data = folder, data
-        binaries = install(folder / "pbs", *([tools] if tools else []))
+    def __init__(self, folder: Path, more: str = "", tools: tuple[str, ...] = TOOLS) -> None:
+        self.folder = folder
+        binaries = install(folder / "pbs", tools)
         self._environment = {"PATH": f"{binaries}:{os.environ['PATH']}"}
-        (folder / "sites.toml").write_text(SITE.format(more=more, path=os.environ.get("PYTHONPATH", "")))
+        path = os.environ.get("PYTHONPATH", "")
+        (folder / "sites.toml").write_text(SITE.format(more=more, path=path, python=sys.executable, folder=folder))
 
     def run_dir(self, name: str) -> RunDir:
         return RunDir(self.folder / "runs" / name)
@@ -37,9 +41,7 @@ class Bench:
         return call(self.folder, self._environment, *arguments)
 
     def train(self, name: str, *options: object) -> tuple[int, str, str]:
-        return self.call(
-            "train", "tiny", "--on", "pbs-test", "--nodes", 2, "--data", self._data, "--out", f"runs/{name}", *options
-        )
+        return self.call("train", "tiny", "--on", "pbs-test", "--nodes", 2, "--out", f"runs/{name}", *options)
 
     def log(self, name: str) -> str:
         return "".join(path.read_text() for path in sorted(self.run_dir(name).logs.glob("job-*.log")))
@@ -55,23 +57,30 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def test_two_nodes_to_the_end(tmp_path: Path, tiny_data: Path) -> None:
-    bench = Bench(tmp_path, tiny_data)
+def test_two_nodes_in_a_container_to_the_end(tmp_path: Path) -> None:
+    image = apptainer_stand_in.install(tmp_path / "container")
+    bench = Bench(tmp_path, f'container = "{image}"')
     code, out, err = bench.train("run", "--watch")
     assert (code, err) == (0, ""), out + bench.log("run")
     assert "submitted run to pbs-test as job 1.server: 2 nodes of 1 process" in out
-    assert "test_resnet on 2 ranks (cpu, 2 threads)" in out or "threads" in out
     assert out.splitlines()[-1].startswith("run: finished, epoch 3/3")
     started = events_of(bench.run_dir("run"), "started")
     assert [event["ranks"] for event in started] == [2]
+    assert image.with_name("image.sif.ran").exists()
 
 
-@pytest.mark.parametrize("tools", [("qsub", "qstat", "qdel", "pbsdsh")])
-def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(
-    tmp_path: Path, tiny_data: Path, tools: tuple[str, ...]
-) -> None:
+def test_an_allocation_of_its_own_by_qsub(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    code, out, err = bench.train("now", "--interactive")
+    assert (code, err) == (0, ""), out + bench.log("now")
+    assert "test_resnet on 2 ranks" in out and out.splitlines()[-1].startswith("now: finished, epoch 3/3")
+    assert (tmp_path / "pbs/state/1/ended").read_text() == "0"
+
+
+def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(tmp_path: Path) -> None:
     """By pbsdsh, which loses exit codes."""
-    bench = Bench(tmp_path, tiny_data, 'time_limit = "0:50"\nwarn_seconds = 30', tools)
+    tools = tuple(tool for tool in TOOLS if tool != "pbs_tmrsh")
+    bench = Bench(tmp_path, 'time_limit = "0:50"\nwarn_seconds = 30', tools)
     code, _, err = bench.train("run", *LONG, *LONG_SAVES, "--epochs", 600)
     assert (code, err) == (0, "")
     run_dir = bench.run_dir("run")

@@ -4,6 +4,8 @@ import json
 import os
 import pty
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,8 +29,8 @@ variables = { OMP_NUM_THREADS = "1" }
 [hurried]
 kind = "slurm"
 interface = "lo"
-time_limit = "2:00"
-warn_seconds = 100
+time_limit = "1:00:00"
+warn_seconds = 110
 variables = { OMP_NUM_THREADS = "1" }
 
 [gpus]
@@ -38,11 +40,20 @@ groups = [{ gpus = 2 }, { gpus = 1 }]
 """
 
 
+# Somebody's own script: each task of an array trains a run of its own in the allocation that it has.
+ARRAY = """#!/bin/bash
+#SBATCH --array=3-4
+#SBATCH --nodes=1 --ntasks-per-node=1 --requeue --open-mode=append
+exec {python} -m fortyfold train tiny --on slurm-test --interactive --set seed="$SLURM_ARRAY_TASK_ID" \\
+    --out runs/task-"$SLURM_ARRAY_TASK_ID" --epochs $((SLURM_ARRAY_TASK_ID == 3 ? 20 : 1)) {options}
+"""
+
+
 class Bench:
     """A folder with sites and data, on a cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path, data: Path) -> None:
-        self.cluster, self.folder, self._data = cluster, folder, data
+        self.cluster, self.folder, self.data = cluster, folder, data
         (folder / "sites.toml").write_text(SITES)
 
     def run_dir(self, name: str) -> RunDir:
@@ -54,7 +65,7 @@ class Bench:
     def train(self, site: str, name: str, *options: object) -> str:
         """Submit; gives the job's number."""
         out = f"runs/{name}"
-        code, said, err = self.call("train", "tiny", "--on", site, "--data", self._data, "--out", out, *options)
+        code, said, err = self.call("train", "tiny", "--on", site, "--data", self.data, "--out", out, *options)
         assert code == 0, err
         assert "submitted" in said
         return str(json.loads(self.run_dir(name).job.read_text())["id"])
@@ -115,43 +126,59 @@ def preempt(bench: Bench, job: str) -> None:
     wait_until(lambda: bench.cluster.state(urgent) in ("COMPLETED", ""))
 
 
-def test_preempted_it_is_saved_queued_again_and_ends_alike(bench: Bench, calm: RunDir) -> None:
-    job = bench.train("slurm-test", "preempted", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES)
-    run_dir = bench.run_dir("preempted")
-    wait_until(lambda: takes_steps(run_dir), lambda: bench.log("preempted"))
+def run_out_of_time(bench: Bench, job: str, run_dir: RunDir, attempt: int) -> None:
+    """Slurm looks at time limits every 30 s; until it has warned, the ranks stand still."""
+    events = [events_of(run_dir, "started", rank) for rank in range(4)]
+    ranks = [event["process"] for started in events for event in started if event["attempt"] == attempt]
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    bench.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=2")
+    wait_until(run_dir.stop_request.exists)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    wait_until(lambda: bench.cluster.state(job) == "PENDING", lambda: bench.cluster.state(job))
+    bench.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+
+
+def submit_array(bench: Bench) -> None:
+    options = f"--data {shlex.quote(str(bench.data))} --set global_batch=16 {' '.join(LONG_SAVES)}"
+    script = bench.folder / "array.sh"
+    script.write_text(ARRAY.format(python=sys.executable, options=options))
+    bench.cluster.run("sbatch", f"--chdir={bench.folder}", f"--output={bench.folder}/array-%a.log", str(script))
+
+
+def test_preempted_and_out_of_time_it_is_queued_again_and_ends_alike(bench: Bench, calm: RunDir) -> None:
+    job = bench.train("hurried", "disturbed", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES)
+    submit_array(bench)
+    run_dir, task, brief = map(bench.run_dir, ("disturbed", "task-3", "task-4"))
+    wait_until(lambda: takes_steps(run_dir) and takes_steps(task) and events_of(brief, "finished"))
     preempt(bench, job)
-    assert run_dir.saved_steps() and "fortyfold: preempted; queued again" in bench.log("preempted")
-    wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("preempted"))
-    assert bench.call("watch", "preempted")[0] == 0
-    assert [event["attempt"] for event in events_of(run_dir, "started")] == [1, 2]
+    assert run_dir.saved_steps() and "fortyfold: preempted; queued again" in bench.log("disturbed")
+    wait_until(lambda: all(len(events_of(run_dir, "started", rank)) == 2 for rank in range(4)))
+    run_out_of_time(bench, job, run_dir, attempt=2)
+    assert "fortyfold: out of time; queued again" in bench.log("disturbed")
+    assert bench.call("watch", "disturbed")[0] == 0
+    assert [event["attempt"] for event in events_of(run_dir, "started")] == [1, 2, 3]
     assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
+    wait_until(lambda: events_of(task, "finished"), lambda: (bench.folder / "array-3.log").read_text())
+    assert [len(events_of(one, "started")) for one in (task, brief)] == [2, 1]
 
 
-def test_out_of_time_it_is_queued_again_and_cancelled_it_stays(bench: Bench) -> None:
-    endless = ("--epochs", 2000, "--set", "global_batch=16", "--set", "evaluate.every_epochs=2000", *LONG_SAVES)
-    job = bench.train("hurried", "hurried", "--nodes", 2, *endless)
-    run_dir = bench.run_dir("hurried")
-    wait_until(lambda: "out of time; queued again" in bench.log("hurried"), lambda: bench.log("hurried"))
-    saved = run_dir.saved_steps()
-    assert saved
-    wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("hurried"))
-    bench.cluster.run("scancel", job)
-    wait_until(lambda: bench.cluster.state(job) == "CANCELLED", lambda: bench.cluster.state(job))
-    assert (run_dir.saved_steps() or 0) > saved
-    assert json.loads(run_dir.stopped.read_text())["reason"] == "terminated"
-    code, out, _ = bench.call("runs")
-    assert code == 0 and re.search(r"^hurried +stopped: terminated ", out, re.MULTILINE)
-
-
-def test_stop_saves_and_does_not_queue_again(bench: Bench) -> None:
-    job = bench.train("slurm-test", "stopped", "--nodes", 2, *LONG, *LONG_SAVES, "--epochs", 2000)
-    run_dir = bench.run_dir("stopped")
-    wait_until(lambda: takes_steps(run_dir), lambda: bench.log("stopped"))
+def test_who_stops_or_cancels_it_has_it_saved_and_not_queued_again(bench: Bench) -> None:
+    names = ("stopped", "cancelled")
+    jobs = [bench.train("slurm-test", name, "--nodes", 2, *LONG, *LONG_SAVES, "--epochs", 2000) for name in names]
+    stopped, cancelled = map(bench.run_dir, names)
+    wait_until(lambda: takes_steps(stopped) and takes_steps(cancelled), lambda: bench.log("stopped"))
+    bench.cluster.run("scancel", jobs[1])
     code, out, err = bench.call("stop", "stopped")
     assert (code, err) == (0, "") and "stopped: stopped: cancelled" in out
-    assert run_dir.saved_steps() and run_dir.ended.read_text().startswith("cancelled\n")
-    assert bench.cluster.state(job) in ("COMPLETED", "FAILED", "")
+    assert stopped.saved_steps() and stopped.ended.read_text().startswith("cancelled\n")
+    assert bench.cluster.state(jobs[0]) in ("COMPLETED", "FAILED", "")
     assert bench.call("stop", "stopped")[0] == 2
+    wait_until(lambda: bench.cluster.state(jobs[1]) == "CANCELLED", lambda: bench.cluster.state(jobs[1]))
+    assert cancelled.saved_steps() and json.loads(cancelled.stopped.read_text())["reason"] == "terminated"
+    code, out, _ = bench.call("runs")
+    assert code == 0 and re.search(r"^cancelled +stopped: terminated ", out, re.MULTILINE)
 
 
 def in_allocation(bench: Bench, num_gpus: int, name: str) -> "subprocess.CompletedProcess[str]":

@@ -1,6 +1,7 @@
 """Runs on hosts with a real sshd each (tests/ssh_hosts.py): no shared run directory, and nothing installed there."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ shared = false
 bootstrap = "wheel"
 python = "{python}"
 run_root = "~/my runs"
+scratch = "scratch"
 secrets = ["CANARY_KEY"]
 variables = {{ PIP_NO_INDEX = "1", PIP_NO_DEPS = "1", PYTHONPATH = "{packages}", OMP_NUM_THREADS = "1" }}
 
@@ -40,8 +42,8 @@ CANARY = "canary-5d41402abc4b2a76"
 
 
 class Bench:
-    def __init__(self, hosts: SshHosts, folder: Path) -> None:
-        self.hosts, self.folder = hosts, folder
+    def __init__(self, hosts: SshHosts, folder: Path, data: Path) -> None:
+        self.hosts, self.folder, self._data = hosts, folder, data
         packages = Path(torch.__file__).parents[1]  # the hosts have no network to install from
         python, address = sys.executable, hosts.members[0].address
         text = SITES.format(config=hosts.config, python=python, packages=packages, address=address)
@@ -51,8 +53,11 @@ class Bench:
         return RunDir(self.folder / "runs" / name)
 
     def start(self, site: str, name: str, *options: object, nodes: int = 2) -> "subprocess.Popen[str]":
+        place = ("--data", self._data, "--out", f"runs/{name}")
+        return self.command("train", "tiny", "--on", site, "--nodes", nodes, *place, *options)
+
+    def command(self, *arguments: object) -> "subprocess.Popen[str]":
         """On the machine that has no sshd."""
-        arguments = ["train", "tiny", "--on", site, "--nodes", nodes, "--out", f"runs/{name}", *options]
         return self.hosts.client.start(
             [sys.executable, "-m", "fortyfold", *map(str, arguments)], env={"CANARY_KEY": CANARY}, cwd=self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -68,11 +73,11 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_shards: Path) -> Iterator[Bench]:
     if why := missing_tool():
         skip_or_fail("sshd", why)
     with ssh_hosts(2, tmp_path_factory.mktemp("ssh")) as hosts:
-        yield Bench(hosts, tmp_path_factory.mktemp("work"))
+        yield Bench(hosts, tmp_path_factory.mktemp("work"), tiny_shards)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,15 @@ def test_all_of_the_run_is_brought_here(bench: Bench, calm: RunDir) -> None:
     assert not (bench.hosts.home(1) / "my runs" / "calm" / "run.json").exists()
 
 
+def test_each_host_staged_the_data_for_itself(bench: Bench, calm: RunDir, tiny_shards: Path) -> None:
+    num_bytes = sum(path.stat().st_size for path in tiny_shards.rglob("*.tar"))
+    for rank in range(2):
+        (event,) = events_of(calm, "staged", rank)
+        assert (event["copied_bytes"], event["there_bytes"]) == (num_bytes, 0)
+        root = Path(event["root"])
+        assert root.parent == bench.hosts.home(rank) / "scratch" and (root / "train").is_dir()
+
+
 def test_no_secret_is_written_anywhere(bench: Bench, calm: RunDir) -> None:
     for folder in (bench.folder, bench.hosts.folder):
         for path in folder.rglob("*"):
@@ -127,6 +141,7 @@ def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir) -> N
     assert (code, err) == (0, ""), out + bench.log("killed")
     assert "installing" not in out and "going on from step-" in out
     assert len(events_of(run_dir, "started")) == 2
+    assert [event["copied_bytes"] for rank in range(2) for event in events_of(run_dir, "staged", rank)] == [0] * 4
     assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
 
 
@@ -134,3 +149,12 @@ def test_a_host_whose_key_is_unknown_is_refused(bench: Bench) -> None:
     code, _, err = bench.train("unknown", "unknown", nodes=1)
     assert code == 2 and err.count("\n") == 1
     assert f"host {bench.hosts.members[0].address}: Host key verification failed" in err
+
+
+def test_a_check_names_the_host_that_lacks_the_data(bench: Bench, calm: RunDir, tiny_data: Path) -> None:
+    shutil.copytree(tiny_data, bench.hosts.home(0) / "images")
+    with bench.command("sites", "check", "apart", "--data", "images") as process:
+        out, err = process.communicate(timeout=180)
+    (line,) = out.splitlines()
+    assert process.returncode == 2 and line.startswith("apart: node 1 ("), out + err
+    assert "the data in images cannot be read: no data folder" in line

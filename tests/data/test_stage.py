@@ -17,8 +17,6 @@ from kills import contents, finish_despite_kills
 from fortyfold.data import copying
 from fortyfold.data import stage as staging
 from fortyfold.data.index import Index
-from fortyfold.data.prepare.shard import Sharding, make_shards
-from fortyfold.data.splits import find_splits, open_folder
 from fortyfold.data.stage import scratch_folder, stage
 from fortyfold.spec.errors import UserError
 
@@ -47,14 +45,9 @@ def nothing(done: int, total: int) -> None:
     pass
 
 
-@pytest.fixture(scope="module")
-def shards(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny data in 24 and 6 shards."""
-    root = tmp_path_factory.mktemp("sharded") / "tiny"
-    for split, folder in find_splits(tiny_data).items():
-        num_shards = {"train": 24, "val": 6}[split]
-        make_shards(Sharding(open_folder(folder), num_shards, "never"), root / split, (0, 1), 2, 0, nothing)
-    return root
+@pytest.fixture
+def shards(tiny_shards: Path) -> Path:
+    return tiny_shards
 
 
 @pytest.fixture

@@ -307,7 +307,7 @@ def test_efs_is_copied(tmp_path: Path) -> None:
         ({"fill": "http://x"}, "neither s3"),
         ({"volume_offset": 2}, "volume_offset is for a volume"),
         ({"ssh_from": "0.0.0.0/0"}, "not one IPv4 address"),
-        ({"groups": [{"nodes": 2}], "nodes": 1}, "are alike"),
+        ({"groups": [{"nodes": 2}], "nodes": None}, "are alike"),
         ({"time_limit": "02:00"}, "leaves nothing of time_limit"),
         ({"private": True, "ssh_from": None}, "private needs ssh_from"),
         ({"variables": {"AWS_SECRET_ACCESS_KEY": "x"}}, "looks like a secret"),

@@ -60,7 +60,7 @@ def test_folders_that_cannot_be_written_or_are_full(tmp_path: Path, monkeypatch:
     (told,) = problems(plan_of(tmp_path))
     assert told == f"run_root {tmp_path / 'runs'} cannot be written: File exists"
     (told,) = problems(plan_of(tmp_path / "a", scratch="$NOT_SET/x"))
-    assert "the environment variable NOT_SET is not set" in told
+    assert told == 'scratch = "$NOT_SET/x": the environment variable NOT_SET is not set'
     monkeypatch.setattr(probing, "SPACE_BYTES", 2**60)
     assert [line.partition(" has only ")[0] for line in problems(plan_of(tmp_path / "b"))] == [
         f"run_root {tmp_path / 'b' / 'runs'}"

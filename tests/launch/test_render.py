@@ -1,6 +1,6 @@
 """Scripts as they are rendered: compared with golden files, read by shellcheck, and run with hostile names in them.
 
-`python tests/launch/test_render.py` writes the golden files anew.
+`python -m launch.test_render`, called in tests/, writes the golden files anew.
 """
 
 import shlex

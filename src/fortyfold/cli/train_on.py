@@ -77,8 +77,6 @@ def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
 
     site = wishes.site
     run = place_there(site, _place_here(recipe, wishes))
-    if site.scratch and recipe.data.stage is None:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"stage": site.scratch})})
     job = train_job(recipe, run, ["fortyfold", *sys.argv[1:]])
     return make_plan(wishes.site_name, site, run, job, wishes.nodes, wishes.procs)
 

@@ -75,11 +75,11 @@ def open_staged(source: Path, staged: Path, split: str) -> Index:
     return replace(open_split(staged, split), folder=find_split(source, split).resolve())
 
 
-def scratch_folder(text: str) -> Path:
-    """The folder that a recipe's data.stage means, its environment variables filled in."""
+def scratch_folder(text: str, key: str = "data.stage") -> Path:
+    """The folder that a recipe's data.stage (or another key) means, its environment variables filled in."""
     for braced, plain in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text, re.ASCII):
         if not os.environ.get(braced or plain):
-            raise UserError(f'data.stage = "{text}": the environment variable {braced or plain} is not set')
+            raise UserError(f'{key} = "{text}": the environment variable {braced or plain} is not set')
     return Path(os.path.expandvars(text))
 
 

@@ -48,7 +48,7 @@ def write_files(plan: Plan, rendered: Rendered, run_dir: RunDir) -> None:
     """Put the plan and the scripts into the run directory, as this machine sees it; what an earlier job left goes."""
     for folder in (run_dir.launch, run_dir.logs):
         folder.mkdir(parents=True, exist_ok=True)
-    for path in (run_dir.ended, run_dir.requeues, run_dir.job_id):
+    for path in (run_dir.ended, run_dir.job_id):
         path.unlink(missing_ok=True)
     write_json(run_dir.plan, plan.to_json())
     for path, text in rendered.files.items():

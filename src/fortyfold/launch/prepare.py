@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fortyfold.data.demo import make_demo, wanted_demo
 from fortyfold.data.prepare.work import in_words
-from fortyfold.data.splits import open_split
+from fortyfold.data.shards import is_sharded
+from fortyfold.data.splits import find_splits, open_split
 from fortyfold.data.stage import STREAMS, Staged, scratch_folder, stage
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.recipe import Recipe
@@ -21,18 +22,19 @@ def prepare_data(plan: Plan, attend: Attend) -> None:
     root = Path(recipe.data.root)
     if demo := wanted_demo(recipe.data):
         make_demo(root, demo, progress=lambda done, total: attend())
-    if not recipe.data.stage:
+    if _scratch(plan, recipe) is None:
         open_split(root, "train", progress=lambda done, total: attend())
 
 
 def stage_here(plan: Plan, attend: Attend) -> Staged | None:
     """On every node: the copy that its workers read, and how long it took to get it there."""
     recipe = _recipe(plan)
-    if not recipe.data.stage:
+    scratch = _scratch(plan, recipe)
+    if scratch is None:
         return None
     staged = stage(
         Path(recipe.data.root),
-        scratch_folder(recipe.data.stage),
+        scratch,
         STREAMS,
         lambda done, total: attend(),
         verify=True,
@@ -41,6 +43,16 @@ def stage_here(plan: Plan, attend: Attend) -> Staged | None:
     copied, there = in_words(staged.copied_bytes), in_words(staged.there_bytes)
     _say(f"staged {copied} to {staged.root} in {staged.seconds:.0f} s, {there} were there")
     return staged
+
+
+def _scratch(plan: Plan, recipe: Recipe) -> Path | None:
+    """The recipe's; without one the site's, for data that can be staged."""
+    if recipe.data.stage:
+        return scratch_folder(recipe.data.stage)
+    if not plan.site.scratch or recipe.data.copies:
+        return None
+    sharded = all(is_sharded(folder) for folder in find_splits(Path(recipe.data.root)).values())
+    return scratch_folder(plan.site.scratch, key="scratch") if sharded else None
 
 
 def _say(line: str) -> None:

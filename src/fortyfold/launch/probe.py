@@ -64,7 +64,7 @@ def _probe_folders(plan: Plan) -> Iterator[str]:
     folders = {"run_root": plan.run.parent}
     try:
         if plan.site.scratch:
-            folders["scratch"] = scratch_folder(plan.site.scratch)
+            folders["scratch"] = scratch_folder(plan.site.scratch, key="scratch")
     except UserError as error:
         yield str(error)
     for key, folder in folders.items():

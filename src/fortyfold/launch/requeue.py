@@ -38,5 +38,8 @@ def _with_patience(run_dir: RunDir, word: str) -> str:
     except (OSError, ValueError):
         before = {"saved_steps": 0, "idle": 0}
     idle = 0 if saved > before["saved_steps"] else before["idle"] + 1
-    write_json(run_dir.requeues, {"saved_steps": saved, "idle": idle})
-    return f"no progress ({word})" if idle >= MOST_IDLE else word
+    if idle < MOST_IDLE:
+        write_json(run_dir.requeues, {"saved_steps": saved, "idle": idle})
+        return word
+    run_dir.requeues.unlink(missing_ok=True)  # whoever starts it again has new hope
+    return f"no progress ({word})"

@@ -90,8 +90,7 @@ def in_container(plan: Plan, command: str) -> list[str]:
     """Lines that end in `command`, in the site's container if it has one; scheduler commands stay outside."""
     if plan.site.container is None:
         return [f"exec {command}"]
-    binds = [*([str(plan.folder)] if plan.folder else []), str(plan.run.parent), *plan.site.binds]
-    options = " ".join(f"--bind {quote_path(bind)}" for bind in dict.fromkeys(binds))
+    options = " ".join(f"--bind {quote_path(bind)}" for bind in dict.fromkeys(_binds(plan)))
     if plan.folder:
         options += f" --pwd {quote(str(plan.folder))}"
     return [
@@ -99,5 +98,13 @@ def in_container(plan: Plan, command: str) -> list[str]:
         '    echo "fortyfold: neither apptainer nor singularity is on $(hostname); load its module (modules)" >&2',
         "    exit 2",
         "}",
+        *(f'export APPTAINERENV_{name}="${name}" SINGULARITYENV_{name}="${name}"' for name in plan.site.variables),
         f'exec "$container" exec --nv {options} {quote(plan.site.container)} {command}',
     ]
+
+
+def _binds(plan: Plan) -> list[str]:
+    """What must be seen inside: where the command was given, the runs, the data, and what the site names."""
+    data = plan.job.get("data") or plan.job.get("recipe", {}).get("data", {}).get("root", "")
+    folders = [plan.folder, plan.run.parent, Path(data) if data.startswith("/") else None]
+    return [*(str(folder) for folder in folders if folder), *plan.site.binds]

@@ -91,8 +91,8 @@ class Site(Section):
 
     kind: Literal["local", "ssh", "slurm", "pbs", "aws"]
     """local: this machine. ssh: a list of hosts. slurm, pbs: a cluster's scheduler. aws: instances made for the run."""
-    nodes: Count = 1
-    """How many machines; --nodes says otherwise."""
+    nodes: Count | None = None
+    """How many machines; default: one, or all hosts of kind ssh. --nodes says otherwise."""
     procs: Count | None = None
     """Processes (ranks) on each; default: one a GPU, or one. --procs says otherwise."""
     gpus: GpuText | None = None
@@ -134,7 +134,7 @@ class Site(Section):
             raise ValueError("conda and venv exclude each other; keep one")
         if self.binds and not self.container:
             raise ValueError("binds is for a container, and does nothing here; leave it out")
-        if self.groups and self.nodes != 1:
+        if self.groups and self.nodes is not None:
             raise ValueError("groups count the nodes; leave nodes out")
         return self
 
@@ -142,8 +142,11 @@ class Site(Section):
         """What each node is asked for, node by node; `nodes` and `procs` win over the site's."""
         if self.groups and nodes is not None and nodes != sum(group.nodes for group in self.groups):
             raise ValueError(f"its groups have {sum(group.nodes for group in self.groups)} nodes, not {nodes}")
-        groups = self.groups or (NodeGroup(nodes=nodes or self.nodes),)
+        groups = self.groups or (NodeGroup(nodes=nodes or self.nodes or self._usual_nodes()),)
         return tuple(self._shape(group, procs) for group in groups for _ in range(group.nodes))
+
+    def _usual_nodes(self) -> int:
+        return 1
 
     def _shape(self, group: NodeGroup, procs: int | None) -> NodeShape:
         def own(key: str) -> Any:
@@ -234,3 +237,6 @@ class SshSite(RemoteSite):
     kind: Literal["ssh"]
     hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
     """The machines, as ssh is told them; the first one leads."""
+
+    def _usual_nodes(self) -> int:
+        return len(self.hosts)

@@ -55,7 +55,7 @@ for _ in {{1..60}}; do  # the agents may outlive what started them by the time o
     if [ -e "$run/launch/ended" ]; then break; fi
     sleep 1
 done
-read -r word < "$run/launch/ended" || word=failed
+read -r word 2> /dev/null < "$run/launch/ended" || word=failed
 """
 _RESUBMIT = """\
 case $word in

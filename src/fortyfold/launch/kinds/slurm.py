@@ -3,7 +3,8 @@
 Only plain words stand in #SBATCH lines; paths go to sbatch as arguments, which need no quoting. The batch shell hears
 the warning before the time limit (B:USR1) and passes it to srun, which passes it to every node. Preemption's SIGTERM
 reaches the nodes directly. When they have saved and ended, the script asks for what it is to do: `ended` says why the
-run stopped, and of SIGTERM Slurm itself says whether it was a preemption.
+run stopped, and of SIGTERM Slurm itself says whether it was a preemption. So it is inside a batch job that somebody
+else wrote (--interactive there), of which a task of an array may be requeued alone.
 """
 
 import os
@@ -42,14 +43,14 @@ until [ -n "$code" ]; do
 done
 """
 _REQUEUE = """\
-read -r word < "$run/launch/ended" || word=failed
+read -r word 2> /dev/null < "$run/launch/ended" || word=failed
 case $word in
 {maybe})
     if scontrol show job --oneliner "$job" | grep -q ' PreemptTime=[0-9]'; then again=preempted; fi
     ;;
 {again}) again=$word ;;
 esac
-if [ -n "${{again:-}}" ]; then
+if [ -n "${{again:-}}" ]{condition}; then
     echo "fortyfold: $again; queued again"
     echo "$again" > "$run/launch/ended"
     trap - USR1 TERM INT
@@ -70,8 +71,8 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     body = _BODY.format(run=quote(str(plan.run)), srun=" ".join(_srun_options(plan)), log=log)
     if interactive:
         body = f'if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then {deadline}; fi\n{body}'
-    else:
-        body += _REQUEUE.format(maybe=quote(MAYBE_AGAIN), again=" | ".join(map(quote, AGAIN)))
+    condition = """ && scontrol show job --oneliner "$job" | grep -q ' BatchFlag=1 '""" if interactive else ""
+    body += _REQUEUE.format(maybe=quote(MAYBE_AGAIN), again=" | ".join(map(quote, AGAIN)), condition=condition)
     script = "\n".join(["#!/bin/bash", *head, about, body]) + 'exit "$code"\n'
     files = {run_dir.job_script: script, run_dir.node_script: render_node(plan)}
     if interactive:
