@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test check fix bench clean
+.PHONY: demo test drills check fix bench clean
 
 demo: $(INSTALLED)  ## install, make the embedded data set, train on it, evaluate
 	$(BIN)/fortyfold train smoke
 
 test: $(INSTALLED)  ## every test
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+drills: $(INSTALLED)  ## the tests that `make test` leaves out since they take minutes each
+	FORTYFOLD_REQUIRE=$(FORTYFOLD_REQUIRE),drills $(BIN)/python -m pytest -m drill --numprocesses 2 --dist loadfile
 
 check: $(INSTALLED)  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

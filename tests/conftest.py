@@ -26,15 +26,23 @@ TINY = DemoSpec(classes=4, images=300, width=48, height=48, seed=0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the tests file by file, the long files are to be begun first."""
+    """Drills are left out; where several processes share the tests file by file, the long files are begun first."""
+    if "drills" not in _required():
+        for item in items:
+            if item.get_closest_marker("drill"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes; `make drills` runs it"))
     if hasattr(config, "workerinput"):
         long = ("tests/test_docs.py", "tests/runs/", "tests/cluster/")
         items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in long])
 
 
+def _required() -> list[str]:
+    return os.environ.get("FORTYFOLD_REQUIRE", "").split(",")
+
+
 def skip_or_fail(name: str, why: str) -> None:
     """Skip for want of `name`, unless FORTYFOLD_REQUIRE says that it must be there."""
-    if name in os.environ.get("FORTYFOLD_REQUIRE", "").split(","):
+    if name in _required():
         pytest.fail(f"FORTYFOLD_REQUIRE names {name}, but {why}")
     pytest.skip(why)
 

@@ -84,8 +84,6 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator[Bench]:
-    if "drills" not in os.environ.get("FORTYFOLD_REQUIRE", "").split(","):
-        pytest.skip("takes two minutes; FORTYFOLD_REQUIRE=drills runs it")
     if why := missing_tool():
         skip_or_fail("sshd", why)
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -108,6 +106,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator
         yield Bench(client, folder, ready)
 
 
+@pytest.mark.drill
 def test_a_spot_notice_saves_all_and_a_new_gang_goes_on(bench: Bench) -> None:
     options = ("--epochs", 60, "--set", "checkpoint.every_steps=40", "--data", bench.folder / "data")
     process = bench.start("train", "tiny", "--on", "cloud", "--yes", *options)

@@ -40,13 +40,7 @@ groups = [{ gpus = 2 }, { gpus = 1 }]
 """
 
 
-# Somebody's own script: each task of an array trains a run of its own in the allocation that it has.
-ARRAY = """#!/bin/bash
-#SBATCH --array=3-4
-#SBATCH --nodes=1 --ntasks-per-node=1 --requeue --open-mode=append
-exec {python} -m fortyfold train tiny --on slurm-test --interactive --set seed="$SLURM_ARRAY_TASK_ID" \\
-    --out runs/task-"$SLURM_ARRAY_TASK_ID" --epochs $((SLURM_ARRAY_TASK_ID == 3 ? 20 : 1)) {options}
-"""
+GUIDE = Path(__file__).parents[2] / "docs/guides/sites.md"
 
 
 class Bench:
@@ -141,17 +135,27 @@ def run_out_of_time(bench: Bench, job: str, run_dir: RunDir, attempt: int) -> No
 
 
 def submit_array(bench: Bench) -> None:
-    options = f"--data {shlex.quote(str(bench.data))} --set global_batch=16 {' '.join(LONG_SAVES)}"
-    script = bench.folder / "array.sh"
-    script.write_text(ARRAY.format(python=sys.executable, options=options))
-    bench.cluster.run("sbatch", f"--chdir={bench.folder}", f"--output={bench.folder}/array-%a.log", str(script))
+    """The script of the guide, with a recipe and a site that are here."""
+    _, _, script = GUIDE.read_text().partition("```bash\n")
+    options = shlex.join(map(str, ("tiny", "--data", bench.data, *LONG, *LONG_SAVES, "--epochs", 40)))
+    for theirs, ours in (
+        ("resnet50", options),
+        ("cluster", "slurm-test"),
+        ("fortyfold", f"{sys.executable} -m fortyfold"),
+    ):
+        script = script.replace(theirs, ours)
+    path = bench.folder / "array.sh"
+    path.write_text(script.partition("```")[0])
+    bench.cluster.run(
+        "sbatch", "--array=1-2", f"--chdir={bench.folder}", f"--output={bench.folder}/array-%a.log", str(path)
+    )
 
 
 def test_preempted_and_out_of_time_it_is_queued_again_and_ends_alike(bench: Bench, calm: RunDir) -> None:
     job = bench.train("hurried", "disturbed", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES)
     submit_array(bench)
-    run_dir, task, brief = map(bench.run_dir, ("disturbed", "task-3", "task-4"))
-    wait_until(lambda: takes_steps(run_dir) and takes_steps(task) and events_of(brief, "finished"))
+    run_dir, *tasks = map(bench.run_dir, ("disturbed", "seed-1", "seed-2"))
+    wait_until(lambda: all(map(takes_steps, (run_dir, *tasks))), lambda: bench.log("disturbed"))
     preempt(bench, job)
     assert run_dir.saved_steps() and "fortyfold: preempted; queued again" in bench.log("disturbed")
     wait_until(lambda: all(len(events_of(run_dir, "started", rank)) == 2 for rank in range(4)))
@@ -160,8 +164,8 @@ def test_preempted_and_out_of_time_it_is_queued_again_and_ends_alike(bench: Benc
     assert bench.call("watch", "disturbed")[0] == 0
     assert [event["attempt"] for event in events_of(run_dir, "started")] == [1, 2, 3]
     assert kill_resume.fingerprint(run_dir) == kill_resume.fingerprint(calm)
-    wait_until(lambda: events_of(task, "finished"), lambda: (bench.folder / "array-3.log").read_text())
-    assert [len(events_of(one, "started")) for one in (task, brief)] == [2, 1]
+    wait_until(lambda: all(events_of(task, "finished") for task in tasks), (bench.folder / "array-1.log").read_text)
+    assert [len(events_of(task, "started")) for task in tasks] == [2, 2]
 
 
 def test_who_stops_or_cancels_it_has_it_saved_and_not_queued_again(bench: Bench) -> None:
@@ -212,3 +216,11 @@ def test_a_world_that_is_not_the_planned_one_is_refused(bench: Bench) -> None:
     assert done.returncode == 2
     assert "2 GPUs were found (" in done.stderr and "and 3 ranks were planned" in done.stderr
     assert not bench.run_dir("unfit").exists
+
+
+@pytest.mark.drill
+def test_the_demo_reaches_95_per_cent(bench: Bench) -> None:
+    code, out, err = bench.call("train", "smoke", "--on", "slurm-test", "--nodes", 2, "--procs", 2, "--watch")
+    assert (code, err) == (0, ""), out + bench.log("smoke")
+    (top1,) = re.findall(r"^smoke: finished, epoch 6/6, top-1 ([\d.]+) % \(1000 images\)$", out, re.MULTILINE)
+    assert float(top1) >= 95

@@ -4,15 +4,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
-from fortyfold.launch import gang, meeting
+from fortyfold.launch import gang, joining, meeting
 from fortyfold.launch.attempt import Rendezvous
 from fortyfold.launch.facts import lay_out
 from fortyfold.launch.gang import Gang, Node, NodeLost, follow
 from fortyfold.launch.link import Closed, Link
-from fortyfold.launch.meeting import Invitation, invite, visit
+from fortyfold.launch.meeting import Invitation, Meeting, invite, visit
+from fortyfold.launch.place import Place
+from fortyfold.launch.plan import Plan
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.failure import Ending, Failure
 from fortyfold.spec.nodes import Gpus, NodeShape
@@ -153,6 +156,27 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [facts["host"] for _, facts in came.values()] == ["y", "x"]
     for link in [*links, *(link for link, _ in came.values())]:
         link.close()
+
+
+def test_who_is_asked_to_stop_comes_to_the_meeting_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell_nothing(invitation: Invitation, told: object, attend: Callable[[], None]) -> tuple[Link, str]:
+        attend()
+        raise Closed("met")
+
+    def never(attend: Callable[[], None]) -> Invitation:
+        while True:
+            attend()
+
+    stop, place = StopFlag(), Place(1, 2, None)
+    stop.ask_by_name("SIGUSR1", "spot notice")
+    monkeypatch.setattr(joining, "visit", tell_nothing)
+    monkeypatch.setattr(joining, "tell_facts", lambda plan, place: {})
+    there = Meeting(lambda invitation: None, lambda attend: Invitation(("127.0.0.1",), 1, ""), lambda word: None)
+    with pytest.raises(Closed, match="met"):
+        joining.join(cast(Plan, None), place, there, stop)
+    monkeypatch.setattr(joining, "MEET_SECONDS", 0.1)
+    with pytest.raises(RunFailed, match=r"stopped \(spot notice\) before the nodes met"):
+        joining.join(cast(Plan, None), place, Meeting(there.publish, never, there.note_end), stop)
 
 
 def facts(node: int, gpus: int | None, version: str = "1", decoder: str = "native") -> dict[str, object]:
