@@ -11,7 +11,7 @@ import pytest
 from fortyfold.launch import gang, joining, meeting
 from fortyfold.launch.attempt import Rendezvous
 from fortyfold.launch.facts import lay_out
-from fortyfold.launch.gang import Gang, Node, NodeLost, follow
+from fortyfold.launch.gang import Gang, Leader, Node, NodeLost, follow
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.meeting import Invitation, Meeting, invite, visit
 from fortyfold.launch.place import Place
@@ -63,7 +63,7 @@ class Nodes:
             return self._other(attend)
 
         try:
-            follow(self.link, 1, 2, self.others_stop, run)
+            follow(Leader(self.link, self.others_stop), 1, 2, run)
         except Exception as error:
             self._errors.append(error)
 
@@ -137,7 +137,7 @@ def test_a_node_that_goes_is_named_and_the_run_cannot_go_on(hurried: None) -> No
 def test_a_first_node_that_goes_ends_the_others(hurried: None) -> None:
     nodes = Nodes(at_once(Ending()), forever)
     nodes.gang._others[0].link.close()
-    assert [type(error) for error in nodes.over()] == [NodeLost]
+    assert [type(error) for error in nodes.over()] == [Closed]
 
 
 def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:

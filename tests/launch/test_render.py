@@ -95,6 +95,40 @@ def test_shellcheck_has_no_complaint(name: str, shellcheck: str) -> None:
         assert done.returncode == 0, done.stdout
 
 
+# What the scripts ask for that fortyfold takes the place of: 40 A100s, 2×2 V100s, 16×8 V100s on AWS, 4×8 T4s.
+WANTED: dict[str, tuple[int, dict[str, Any]]] = {
+    "40-gpus": (20, {"gpus": 2, "cpus": 50, "memory": "250gb"}),
+    "two-by-two": (2, {"gpus": 2, "cpus": 16, "memory": "32gb"}),
+    "sixteen-machines": (16, {"gpus": 8}),
+    "32-gpus": (4, {"gpus": 8}),
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "slurm": {"time_limit": "0:20:00"},
+    "pbs": {"time_limit": "0:20:00"},
+    "ssh": {"hosts": [f"gpu{number}" for number in range(20)]},
+    "aws": {"region": "us-east-1", "instance_type": "p3.16xlarge", "ami": "training-*", "key": "mine", "spot": True,
+            "volume": "imagenet", "volume_offset": 2, "ssh_from": "192.0.2.7"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("kind", PLACES)
+def test_every_kind_takes_every_request(kind: str, wanted: str, shellcheck: str) -> None:
+    nodes, keys = WANTED[wanted]
+    if kind == "aws":  # the type of an instance says the rest
+        keys = {"procs": keys["gpus"]}
+    rendered = load_launcher(kind).render(make_plan({"kind": kind, **PLACES[kind], **keys}, nodes), False)
+    for path, text in rendered.files.items():
+        if path.suffix == ".sh":
+            done = subprocess.run([shellcheck, "--shell=bash", "-"], input=text, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+    if kind in ("ssh", "aws"):
+        assert len(rendered.commands) == nodes
+    else:
+        job = next(text for path, text in rendered.files.items() if path.name == "job.sh")
+        assert {"slurm": f"--nodes={nodes}\n", "pbs": f"-l select={nodes}:"}[kind] in job
+
+
 HOSTILE = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="/\0"), min_size=1, max_size=30)
 NASTY = st.sampled_from([
     "$(touch CANARY)", "`touch CANARY`", "'; touch CANARY; '", '"; touch CANARY; "', "a\ntouch CANARY\n",

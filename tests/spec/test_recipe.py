@@ -47,7 +47,7 @@ def test_phases_fill_from_the_recipe_and_keep_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("lr = 0.1", "lrr = 0.1"), r"optim\.lr is missing \(and 1 more\)"),
+        (("lr = 0.1", "lrr = 0.1"), r"unknown key optim\.lrr; did you mean optim\.lr\? \(and 1 more\)"),
         (("lr = 0.1", "lr = 0.1\nmomentun = 1.0"), r"unknown key optim\.momentun; did you mean optim\.momentum\?"),
         (("epochs = 2", "epochs = 2\nlr = 1.0"), r"unknown key lr; did you mean optim\.lr\?"),
         (("epochs = 2", "epochs = 2\nzzz = 1.0"), r"unknown key zzz; valid here: name, epochs, px"),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fortyfold.launch.contract import Job, load_launcher, read_job
+from fortyfold.launch.contract import Job, find_job, load_launcher, read_job
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.exit_codes import FAILED, STOPPED, TRAINED
@@ -28,27 +28,37 @@ def find_run(run: Path) -> RunDir:
 
 
 class Watch:
-    """Whether a run goes on, asked often; schedulers are asked now and then."""
+    """Whether a run goes on, asked often; schedulers are asked now and then, or, if `here`, never."""
 
-    def __init__(self, run_dir: RunDir) -> None:
-        self._run_dir, self.job = run_dir, read_job(run_dir)
-        self._asked_at, self._state = 0.0, "unknown"
+    def __init__(self, run_dir: RunDir, *, here: bool = False) -> None:
+        self._run_dir, self._here = run_dir, here
+        self.job = None if here else read_job(run_dir)
+        self._asked_at, self._state = 0.0, ""
 
     def state(self) -> str | None:
         """The scheduler's word; None for a run that none looks after, or that it knows no more."""
-        if self.job is None:
-            return None
-        if time.monotonic() - self._asked_at > ASK_SECONDS:
-            self._state = load_launcher(self.job.kind).state(self.job) or ""
+        if not self._here and time.monotonic() - self._asked_at > ASK_SECONDS:
+            self.job = read_job(self._run_dir)  # it may have submitted itself again
+            self._state = self._ask()
             self._asked_at = time.monotonic()
         return self._state or None
+
+    def _ask(self) -> str:
+        if self.job is None:
+            return ""
+        try:
+            return load_launcher(self.job.kind).state(self.job) or ""
+        except UserError:
+            if not self._state:
+                raise
+            return self._state  # it does not answer; that is no news of the job
 
     def is_over(self) -> bool:
         return self.state() is None and not self._run_dir.is_locked()
 
 
 def require_job(run_dir: RunDir) -> Job:
-    job = read_job(run_dir)
+    job = find_job(run_dir)
     if job is None:
         raise UserError(f"{run_dir.path} was not handed over to a site; it runs, or ran, where it was started")
     return job

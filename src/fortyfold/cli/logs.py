@@ -8,7 +8,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from fortyfold.cli.following import RunArgument, Watch, find_run
-from fortyfold.launch.contract import read_job
+from fortyfold.launch.contract import find_job
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import RunDir
 
@@ -37,7 +37,7 @@ def logs(
 
 
 def _job_log(run_dir: RunDir) -> Path:
-    job = read_job(run_dir)
+    job = find_job(run_dir)
     return Path(job.log) if job is not None else run_dir.rank_log(0)
 
 

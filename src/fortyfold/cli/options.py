@@ -28,7 +28,7 @@ SetOption = Annotated[
 ]
 ProcsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Processes on this machine; default: one a GPU, or one."),
+    typer.Option(min=1, help="Processes on this machine, or on each node; default: one a GPU, or one."),
 ]
 
 SHORT_FORMS = {"data.root": "--data", "model.name": "--model", "epochs": "--epochs", "optim.lr": "--lr"}

@@ -12,9 +12,13 @@ def ssh(
     run: RunArgument,
     node: Annotated[int, typer.Option(min=0, help="Which of its nodes, counted from 0.")] = 0,
 ) -> None:
-    """Open a shell where a run trains."""
+    """Open a shell where a run trains; in its container, if it has one."""
     from fortyfold.launch.contract import load_launcher
+    from fortyfold.launch.plan import read_plan
+    from fortyfold.launch.script import in_container
 
-    job = require_job(find_run(run))
-    command = load_launcher(job.kind).shell(job, node)
+    run_dir = find_run(run)
+    job, plan = require_job(run_dir), read_plan(run_dir.plan)
+    inside = "\n".join(in_container(plan, "bash")) if plan.site.container else ""
+    command = load_launcher(job.kind).shell(job, node, inside)
     os.execvp(command[0], command)  # noqa: S606  the terminal is the shell's from here on

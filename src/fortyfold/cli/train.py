@@ -55,13 +55,16 @@ def train(
         bool, typer.Option("--yes", help="With a site that costs money (aws): do not ask before it does.")
     ] = False,
 ) -> int:
-    """Train a recipe, on every GPU of this machine. The same command goes on after a stop or a kill.
+    """Train a recipe, on every GPU of this machine or, with --on, elsewhere.
 
+    The same command goes on after a stop or a kill.
     Exit codes: 0 trained, 75 stopped unfinished (saved), 2 bad input, 1 failure.
     """
     chosen = resolve(recipe, set_, {"data.root": data, "model.name": model, "epochs": epochs, "optim.lr": lr})
-    site = load_site(on or "local")
+    site = load_site("local" if on is None else on)
     if site.kind != "local":
+        if auto_accumulate:
+            raise UserError("--auto-accumulate is for one process on this machine; set accumulate instead")
         return train_on(chosen, Wishes(str(on), site, nodes, procs, out, interactive, dry_run, watch, fresh, yes))
     if (nodes or 1) > 1 or interactive or watch or dry_run:
         raise UserError("--nodes, --interactive, --watch and --dry-run are for a site other than this machine (--on)")

@@ -1,8 +1,9 @@
 """`fortyfold train --on SITE`: the same training in another place."""
 
 import shlex
+import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,16 @@ class Wishes:
 def train_on(recipe: Recipe, wishes: Wishes) -> int:
     """Hand the run over to its site; gives the exit code."""
     from fortyfold.launch.contract import load_launcher, write_files
+    from fortyfold.launch.sense import require_sense
 
-    plan = _plan(recipe, wishes)
+    plan = replace(_plan(recipe, wishes), fresh=wishes.fresh)
     launcher = load_launcher(plan.site.kind)
     rendered = launcher.render(plan, wishes.interactive)
+    require_sense(recipe, plan)
     if wishes.dry_run:
         _show(rendered)
         return 0
-    run_dir = RunDir(_place_here(recipe, wishes))
+    run_dir = RunDir(_run_here(recipe, wishes))
     _require_free(run_dir)
     if not wishes.fresh and _is_finished(run_dir):
         print(f"{run_dir.path} is trained already; --fresh starts anew")
@@ -53,7 +56,8 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
         from fortyfold.cli.aws import confirm_costs
 
         confirm_costs(plan, run_dir.path, wishes.yes)
-    if wishes.fresh and (aside := run_dir.set_aside()):
+    aside = run_dir.set_aside() if wishes.fresh else None
+    if aside:
         print(f"the run that was here is now {aside}")
     run_dir.refuse_foreign()
     write_files(plan, rendered, run_dir)
@@ -61,7 +65,11 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
         from fortyfold.cli.foreground import train_in_foreground
 
         return train_in_foreground(launcher, plan, rendered, run_dir)
-    job = launcher.submit(plan, rendered)
+    try:
+        job = launcher.submit(plan, rendered)
+    except UserError:
+        _undo(run_dir, aside)
+        raise
     job.write(run_dir)
     _tell(plan, job.id)
     if wishes.watch:
@@ -71,22 +79,29 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     return 0
 
 
+def _undo(run_dir: RunDir, aside: Path | None) -> None:
+    """A run that was not accepted leaves nothing, and the one before is where it was."""
+    if not run_dir.exists:
+        shutil.rmtree(run_dir.path)
+    if aside:
+        print(f"{aside} is {aside.rename(run_dir.path)} again")
+
+
 def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
     from fortyfold.launch.environment import train_job
     from fortyfold.launch.plan import make_plan, place_there
 
     site = wishes.site
-    run = place_there(site, _place_here(recipe, wishes))
+    run = place_there(site, _run_here(recipe, wishes))
     job = train_job(recipe, run, ["fortyfold", *sys.argv[1:]])
     return make_plan(wishes.site_name, site, run, job, wishes.nodes, wishes.procs)
 
 
-def _place_here(recipe: Recipe, wishes: Wishes) -> Path:
-    """The run directory as this machine sees it: the nodes' own, or a copy where no disk is shared."""
-    from fortyfold.launch.plan import is_apart
+def _run_here(recipe: Recipe, wishes: Wishes) -> Path:
+    """The run directory as this machine sees it."""
+    from fortyfold.launch.plan import place_here
 
-    root = "runs" if is_apart(wishes.site) else wishes.site.run_root or "runs"
-    return (wishes.out or Path(root) / recipe.name).absolute()
+    return (wishes.out or place_here(wishes.site) / recipe.name).absolute()
 
 
 def _show(rendered: "Rendered") -> None:

@@ -80,7 +80,7 @@ def scratch_folder(text: str, key: str = "data.stage") -> Path:
     for braced, plain in re.findall(r"\$(?:\{(\w+)\}|(\w+))", text, re.ASCII):
         if not os.environ.get(braced or plain):
             raise UserError(f'{key} = "{text}": the environment variable {braced or plain} is not set')
-    return Path(os.path.expandvars(text))
+    return Path(os.path.expandvars(text)).expanduser()
 
 
 @dataclass(frozen=True)

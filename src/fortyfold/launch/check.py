@@ -19,7 +19,7 @@ def find_problems(plan: Plan, nodes: Sequence[Facts]) -> list[str]:
     """What the nodes have told, and how they differ from one another and from the plan."""
     problems = [f"{name_node(facts)}: {problem}" for facts in nodes for problem in facts["problems"]]
     try:
-        lay_out(plan.shapes, nodes)
+        lay_out(plan.shapes, nodes, in_order=plan.site.kind != "slurm")
     except UserError as error:
         if not any("GPUs are seen" in problem for problem in problems):
             problems.append(str(error))

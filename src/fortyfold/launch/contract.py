@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from fortyfold.launch.plan import Plan
+from fortyfold.launch.plan import Plan, read_plan
 from fortyfold.spec import plugin
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
+from fortyfold.spec.site import BatchSite
 from fortyfold.spec.stop import StopFlag
 
 KINDS = "fortyfold.launch.kinds"
@@ -39,6 +40,8 @@ class Job:
     submitted: float
     hosts: list[str] = field(default_factory=list)
     """Where it runs, for launchers that know."""
+    alive: float = 0.0
+    """Where nothing but a command looks after it: when that command last showed life; 0 when it has ended."""
 
     def write(self, run_dir: RunDir) -> None:
         write_json(run_dir.job, asdict(self))
@@ -46,9 +49,10 @@ class Job:
 
 def write_files(plan: Plan, rendered: Rendered, run_dir: RunDir) -> None:
     """Put the plan and the scripts into the run directory, as this machine sees it; what an earlier job left goes."""
-    for folder in (run_dir.launch, run_dir.logs):
+    logs = [Path(plan.site.logs)] if isinstance(plan.site, BatchSite) and plan.site.logs else []
+    for folder in (run_dir.launch, run_dir.logs, *logs):
         folder.mkdir(parents=True, exist_ok=True)
-    for path in (run_dir.ended, run_dir.job_id):
+    for path in (run_dir.ended, run_dir.job, run_dir.job_id, run_dir.stop_request):
         path.unlink(missing_ok=True)
     write_json(run_dir.plan, plan.to_json())
     for path, text in rendered.files.items():
@@ -67,6 +71,15 @@ def read_job(run_dir: RunDir) -> Job | None:
         return None
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read {run_dir.job}: {error}") from None
+
+
+def find_job(run_dir: RunDir) -> Job | None:
+    """The same also for a run that was begun in an allocation (--interactive): its script has noted the job."""
+    if (job := read_job(run_dir)) or not run_dir.job_id.exists():
+        return job
+    plan, number = read_plan(run_dir.plan), run_dir.job_id.read_text(encoding="utf-8").strip()
+    log = run_dir.logs / f"job-{number.partition('.')[0]}.log"
+    return Job(plan.site.kind, number, plan.site_name, str(log), run_dir.job_id.stat().st_mtime)
 
 
 class Launcher(Protocol):
@@ -89,8 +102,8 @@ class Launcher(Protocol):
     def cancel(self, job: Job, run_dir: RunDir) -> None:
         """Have it saved, ended, and not queued again."""
 
-    def shell(self, job: Job, node: int) -> list[str]:
-        """The command that opens a shell where it runs."""
+    def shell(self, job: Job, node: int, inside: str) -> list[str]:
+        """The command that opens a shell where it runs; if not empty, `inside` is bash that leads into a container."""
 
 
 def load_launcher(kind: str) -> Launcher:

@@ -28,14 +28,18 @@ def name_node(facts: Facts) -> str:
     return f"node {facts['node']} ({facts['host']})"
 
 
-def lay_out(planned: Sequence[NodeShape], nodes: Sequence[Facts]) -> list[int]:
-    """How many ranks each node runs. A UserError says what is not as planned, and where."""
+def lay_out(planned: Sequence[NodeShape], nodes: Sequence[Facts], *, in_order: bool = False) -> list[int]:
+    """How many ranks each node runs. A UserError says what is not as planned, and where.
+
+    `in_order`: nodes are in the order in which they were asked for, and may have more GPUs than are to be used. Else
+    the scheduler has placed unequal ones in an order of its own, and shows each node only what it may use.
+    """
     _require_alike(nodes)
     if len(planned) != len(nodes):
         raise UserError(f"{len(nodes)} nodes came, and {len(planned)} were asked for; --nodes says how many")
-    if len({shape.procs for shape in planned}) == 1 or not planned[0].gpus.count:
+    if in_order or len({shape.procs for shape in planned}) == 1 or not planned[0].gpus.count:
         procs = [shape.procs for shape in planned]
-    else:  # the scheduler has placed unequal nodes in an order of its own
+    else:
         procs = [min(int(facts["gpus"] or 0), max(shape.procs for shape in planned)) for facts in nodes]
         if sum(procs) != sum(shape.procs for shape in planned):
             raise UserError(

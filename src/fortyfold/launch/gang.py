@@ -1,7 +1,7 @@
 """The nodes of a run, seen from each end of their links: the first node leads, the others do as it says.
 
-    first → other   {"start": {"address", "port"}}, {"end": …}, {"over": …}, {"alive": …}
-    other → first   {"ended": Ending}, {"signal": "SIGTERM"}, {"alive": …}
+    first → other   {"procs", "world"}, {"start": {"address", "port"}}, {"end": …}, {"over": …}, {"alive": …}
+    other → first   {"ready": …} or {"unfit": why}, {"ended": Ending}, {"signal": "SIGTERM"}, {"alive": …}
 
 An attempt is torchrun on every node at once. When ranks fail anywhere, the others notice by themselves and can say
 why; only those that have not ended GRACE_SECONDS later are ended. A node that is silent, or whose link closes, is lost.
@@ -14,7 +14,7 @@ from typing import Any
 
 from fortyfold.launch.attempt import PORT_TRIES, TERMINATE_SECONDS, Rendezvous, free_port
 from fortyfold.launch.link import Closed, Link
-from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.failure import Ending, Failure
 from fortyfold.spec.stop import StopFlag
 
@@ -32,8 +32,8 @@ class NodeLost(RunFailed):
     """A node has gone; with the nodes that are left the run cannot go on."""
 
 
-class _End(Exception):
-    """This node's workers shall end."""
+class Told(Exception):
+    """The first node wants an end to what is being done here."""
 
 
 @dataclass
@@ -44,6 +44,10 @@ class Node:
     host: str
     ranks: range
     link: Link
+    ready: bool = False
+    """Whether it has its data."""
+    unfit: str = ""
+    """Why it cannot take part."""
     ending: Ending | None = None
     """How its workers of this attempt ended."""
     lost: str = ""
@@ -60,11 +64,13 @@ class Node:
         """Take what it has said, and show that we live."""
         try:
             while not self.lost and (message := self.link.receive()) is not None:
+                self.ready = self.ready or "ready" in message
+                self.unfit = self.unfit or message.get("unfit", "")
                 if "ended" in message:
                     self.ending = Ending.from_json(message["ended"])
                 if "signal" in message:
                     stop.ask_by_name(message["signal"], message.get("reason"))
-        except (Closed, KeyError, TypeError, ValueError) as error:
+        except (Closed, KeyError, TypeError, ValueError, AttributeError) as error:
             self.lost = str(error) or "it talks nonsense"
         now = time.monotonic()
         if now - self.link.heard_at > SILENT_SECONDS:
@@ -72,6 +78,13 @@ class Node:
         if now - self._told_at > ALIVE_SECONDS:
             self._told_at = now
             self.tell({"alive": True})
+
+    def require(self) -> None:
+        """Raises what keeps the run from beginning."""
+        if self.unfit:
+            raise UserError(f"node {self.number} ({self.host}): {self.unfit}")
+        if self.lost:
+            raise NodeLost(f"node {self.number} ({self.host}) was lost: {self.lost}")
 
     def result(self) -> Ending:
         if self.ending is not None:
@@ -104,8 +117,8 @@ class Gang:
 
     def _attempt(self, attend: Attend) -> Ending:
         self._listen()
-        if lost := [node for node in self._others if node.lost]:
-            raise NodeLost(f"node {lost[0].number} ({lost[0].host}) was lost: {lost[0].lost}")
+        for node in self._others:
+            node.require()
         port = free_port(self._ports)
         for node in self._others:
             node.ending = None
@@ -116,11 +129,11 @@ class Gang:
             attend()
             self._listen()
             if watch.is_late():
-                raise _End
+                raise Told
 
         try:
             own = self._run(Rendezvous(self._address, port, 0, len(self._others) + 1), attend_all)
-        except _End:
+        except Told:
             own = Ending()  # the others say what it was
         self._wait_for_others(attend, watch, own)
         return _merge([own, *(node.result() for node in self._others)])
@@ -163,51 +176,50 @@ def _merge(endings: list[Ending]) -> Ending:
     return Ending(failures, "; ".join(troubles), any(ending.port_taken for ending in endings))
 
 
-def follow(link: Link, node: int, num_nodes: int, stop: StopFlag, run: RunNode) -> None:
-    """Any other node's part: do as the first one says until it is over. Raises NodeLost."""
-    leader = _Leader(link, stop)
-    try:
-        while True:
-            message = leader.next()
-            if "over" in message:
-                return
-            if "start" in message:
-                where = Rendezvous(message["start"]["address"], message["start"]["port"], node, num_nodes)
-                link.send({"ended": _run_until_told(run, where, leader).to_json()})
-    except Closed as error:
-        raise NodeLost(f"node {node} has lost the first node: {error}") from None
+def follow(leader: "Leader", node: int, num_nodes: int, run: RunNode) -> None:
+    """Any other node's part: do as the first one says until it is over. Raises Closed."""
+    while True:
+        message = leader.next()
+        if "over" in message:
+            return
+        if "start" in message:
+            where = Rendezvous(message["start"]["address"], message["start"]["port"], node, num_nodes)
+            leader.send({"ended": _run_until_told(run, where, leader).to_json()})
 
 
-def _run_until_told(run: RunNode, where: Rendezvous, leader: "_Leader") -> Ending:
+def _run_until_told(run: RunNode, where: Rendezvous, leader: "Leader") -> Ending:
     try:
         return run(where, leader.attend)
-    except _End:
+    except Told:
         return Ending(trouble=f"node {where.node} was ended by the first node")
 
 
-class _Leader:
-    """The first node, as the others see it."""
+class Leader:
+    """The first node, as the others see it. It hears of signals here, and that we live. All methods raise Closed."""
 
     def __init__(self, link: Link, stop: StopFlag) -> None:
         self._link, self._stop = link, stop
         self._told_at, self._passed_on = 0.0, False
 
-    def next(self) -> dict[str, Any]:
+    def send(self, message: dict[str, Any]) -> None:
+        self._link.send(message)
+
+    def next(self, patience_seconds: float = SILENT_SECONDS) -> dict[str, Any]:
         """Its next order."""
         while True:
             self._show_life()
             message = self._link.receive(POLL_SECONDS)
             if message is not None and "alive" not in message:
                 return dict(message)
-            self._require_life()
+            self._require_life(patience_seconds)
 
     def attend(self) -> None:
-        """While workers run: pass on signals, and heed the word to end."""
+        """While something is done here: raises Told when the first node says anything."""
         self._show_life()
         message = self._link.receive()
         if message is not None and "alive" not in message:
-            raise _End
-        self._require_life()
+            raise Told(message.get("over", ""))
+        self._require_life(SILENT_SECONDS)
 
     def _show_life(self) -> None:
         if self._stop.signal is not None and not self._passed_on:
@@ -217,6 +229,6 @@ class _Leader:
             self._told_at = time.monotonic()
             self._link.send({"alive": True})
 
-    def _require_life(self) -> None:
-        if time.monotonic() - self._link.heard_at > SILENT_SECONDS:
-            raise Closed(f"no sign of life for {SILENT_SECONDS:.0f} s")
+    def _require_life(self, patience_seconds: float) -> None:
+        if time.monotonic() - self._link.heard_at > patience_seconds:
+            raise Closed(f"no sign of life for {patience_seconds:.0f} s")

@@ -3,9 +3,9 @@
 import time
 
 from fortyfold.launch.facts import name_node
-from fortyfold.launch.gang import NodeLost, follow
+from fortyfold.launch.gang import SILENT_SECONDS, Leader, NodeLost, RunNode, Told, follow
 from fortyfold.launch.link import Closed
-from fortyfold.launch.meeting import Meeting, visit
+from fortyfold.launch.meeting import PATIENCE_SECONDS, Meeting, visit
 from fortyfold.launch.place import Place
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.workers import prepare_workers, tell_facts
@@ -30,20 +30,28 @@ def join(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
 
     facts = tell_facts(plan, place)
     link, address = visit(meeting.await_invitation(attend), facts, attend)
+    leader = Leader(link, stop)
     try:
-        while (message := link.receive(1.0)) is None or "alive" in message:
-            pass
-        if "over" in message:
-            raise RunFailed(f"{name_node(facts)} is told that it is over: {message['over']}")
-        try:
-            run = prepare_workers(plan, address, message["procs"], message["world"], lambda: None)
-        except UserError as error:
-            link.send({"unfit": str(error)})
-            raise
-        link.send({"ready": True})
-        follow(link, place.node, place.num_nodes, stop, run)
+        run = _prepare(plan, address, leader)
+        follow(leader, place.node, place.num_nodes, run)
+    except Told as over:
+        raise RunFailed(f"{name_node(facts)} is told that it is over: {over}") from None
     except Closed as error:
         raise NodeLost(f"{name_node(facts)} has lost the first node: {error}") from None
     finally:
         link.close()
     return 0  # how it ended is the first node's to say
+
+
+def _prepare(plan: Plan, address: str, leader: Leader) -> RunNode:
+    """Hear what this node's part is, and get ready for it."""
+    order = leader.next(patience_seconds=PATIENCE_SECONDS + SILENT_SECONDS)  # others may be on their way still
+    if "over" in order:
+        raise Told(order["over"])
+    try:
+        run = prepare_workers(plan, address, order["procs"], order["world"], leader.attend)
+    except UserError as error:
+        leader.send({"unfit": str(error)})
+        raise
+    leader.send({"ready": True})
+    return run

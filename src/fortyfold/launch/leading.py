@@ -1,8 +1,10 @@
 """The first node's part: it meets the others, has all prepare themselves, and decides what is done until the end."""
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -10,7 +12,7 @@ from functools import partial
 from fortyfold.launch.attach import attached
 from fortyfold.launch.check import add_problems, describe_ending, require_no_problems
 from fortyfold.launch.facts import Facts, lay_out
-from fortyfold.launch.gang import Attend, Gang, Node, NodeLost
+from fortyfold.launch.gang import POLL_SECONDS, Gang, Node, NodeLost
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.meeting import Invitation, Meeting, Reception, invite
 from fortyfold.launch.place import Place
@@ -22,6 +24,7 @@ from fortyfold.launch.workers import prepare_workers, tell_facts
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
 from fortyfold.spec.exit_codes import STOPPED, TRAINED
+from fortyfold.spec.parent import parent_variable
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag, hearing_requests, read_request
 
@@ -31,20 +34,27 @@ class _Stop(Exception):
 
 
 def lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
-    """The first node's part. Whatever happens is the last word in `ended`."""
+    """The first node's part. Sinks have their time to finish when the run, and the other nodes, are let go."""
+    with attached(RunDir(plan.run), plan.job["recipe"]["log"]["sinks"], stop):
+        return _lead(plan, place, meeting, stop)
+
+
+def _lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
+    """Whatever happens is the last word in `ended`."""
     run_dir, gang = RunDir(plan.run), None
     word = "failed"
     try:
         interface = plan.site.interface if place.num_nodes > 1 else "lo"
         door = invite(interface, plan.site.ports, meeting.publish)
-        with taking_over(run_dir), hearing_requests(run_dir, stop), door as reception:
+        taken = taking_over(run_dir, keep_cancelled=bool(meeting.start))
+        with taken, hearing_requests(run_dir, stop), door as reception:
             gang = _gather(plan, place, reception, stop)
             if plan.checks:
                 add_problems(plan, describe_ending(gang.attempt(lambda: None)))
                 word = "checked"
                 return TRAINED
             print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
-            with attached(run_dir, plan.job["recipe"]["log"]["sinks"], stop), _shown(run_dir):
+            with _shown(run_dir):
                 ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
         word = _last_word(run_dir, stop, ended.unsaved)
         return TRAINED if word == "trained" else STOPPED
@@ -73,23 +83,32 @@ def _last_word(run_dir: RunDir, stop: StopFlag, unsaved: str) -> str:
 
 def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> Gang:
     """Meet the others, see that all is as planned, and have every node prepare itself."""
+    others: list[Node] = []
 
     def attend() -> None:
+        for node in others:
+            node.listen(stop)
         if stop.requested:
             raise _Stop
+        for node in others:
+            node.require()
 
     came = reception.receive(place.num_nodes, attend)
     facts = [tell_facts(plan, place), *(came[node][1] for node in sorted(came))]
     try:
         if plan.checks:
             require_no_problems(plan, facts)
-        procs = lay_out(plan.shapes, facts)
+        procs = lay_out(plan.shapes, facts, in_order=plan.site.kind != "slurm")
         address = _agreed_address(reception.invitation, facts[1:])
+        others += _name_others(facts, procs, [came[node][0] for node in sorted(came)])
         if not plan.apart and not plan.checks:
             prepare_data(plan, attend)
-        others = _introduce(facts, procs, [came[node][0] for node in sorted(came)])
+        for node in others:
+            node.tell({"procs": len(node.ranks), "world": sum(procs)})
         run = prepare_workers(plan, address, procs[0], sum(procs), attend)
-        _await_ready(others, attend)
+        while not all(node.ready for node in others):
+            attend()
+            time.sleep(POLL_SECONDS)
     except (UserError, RunFailed, _Stop) as error:
         for link, _ in came.values():
             with suppress(Closed):
@@ -104,36 +123,21 @@ def _agreed_address(invitation: Invitation, others: Sequence[Facts]) -> str:
     return str(others[0]["address"]) if others else invitation.addresses[0]
 
 
-def _introduce(facts: Sequence[Facts], procs: Sequence[int], links: Sequence[Link]) -> list[Node]:
-    """Tell each of the others how many ranks it runs."""
+def _name_others(facts: Sequence[Facts], procs: Sequence[int], links: Sequence[Link]) -> list[Node]:
+    """Each of the others, with the ranks that are its own."""
     nodes = []
     for number, link in enumerate(links, start=1):
         first = sum(procs[:number])
-        link.send({"procs": procs[number], "world": sum(procs)})
         nodes.append(Node(number, facts[number]["host"], range(first, first + procs[number]), link))
     return nodes
-
-
-def _await_ready(others: Sequence[Node], attend: Attend) -> None:
-    """Until each has its data."""
-    for node in others:
-        while True:
-            attend()
-            try:
-                message = node.link.receive(0.1)
-            except Closed as error:
-                raise NodeLost(f"node {node.number} ({node.host}) was lost while it prepared: {error}") from None
-            if message and "unfit" in message:
-                raise UserError(f"node {node.number} ({node.host}): {message['unfit']}")
-            if message and "ready" in message:
-                break
 
 
 @contextmanager
 def _shown(run_dir: RunDir) -> Iterator[None]:
     """A line now and then in the job's log, by `fortyfold watch` in a process of its own."""
-    command = [sys.executable, "-m", "fortyfold", "watch", str(run_dir.path)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    command = [sys.executable, "-m", "fortyfold", "watch", "--here", str(run_dir.path)]
+    environment = os.environ | parent_variable()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from fortyfold.launch.attempt import free_port
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.network import own_addresses
 from fortyfold.spec.errors import RunFailed
-from fortyfold.spec.run_dir import write_json
+from fortyfold.spec.run_dir import write_atomically
 
 PATIENCE_SECONDS = 300.0  # nodes of a job start minutes apart, and network disks show new files late
 CONNECT_SECONDS = 5.0
@@ -130,8 +130,7 @@ def publish_file(path: Path) -> Callable[[Invitation], None]:
 
     def publish(invitation: Invitation) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        write_json(path, invitation.to_json())
+        write_atomically(path, json.dumps(invitation.to_json()).encode(), mode=0o600)
 
     return publish
 

@@ -3,6 +3,7 @@
     python -m fortyfold.launch.mirror send RUN [--once] [--ranks]    writes changes to stdout, once a second
     python -m fortyfold.launch.mirror receive RUN                    reads them from stdin
     python -m fortyfold.launch.mirror attempt RUN                    says which attempt the run there has come to
+    python -m fortyfold.launch.mirror set-aside RUN                  moves it out of the way
 
 A change is a line of JSON with a path and how many bytes follow it. Files that only grow (records, events, logs) are
 sent from where they were, and of two copies the longer is the newer; others whole, and put in place by renaming. A
@@ -99,9 +100,16 @@ def write_change(run_dir: RunDir, change: Change, out: BinaryIO) -> None:
 
 
 def read_changes(run_dir: RunDir, source: BinaryIO) -> Iterator[Change]:
-    """Apply what comes, change by change, until the other side ends."""
+    """Apply what comes, change by change, until the other side ends. What its shell says before is passed over."""
+    begun = False
     while line := source.readline():
-        words = json.loads(line)
+        try:
+            words = json.loads(line)
+        except ValueError:
+            if begun:
+                raise
+            continue
+        begun = True
         if "keep" in words:
             _prune(run_dir, words["keep"])
             continue
@@ -182,7 +190,7 @@ def send(run_dir: RunDir, out: BinaryIO, *, once: bool = False, ranks_only: bool
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="fortyfold.launch.mirror")
-    parser.add_argument("verb", choices=["send", "receive", "attempt"])
+    parser.add_argument("verb", choices=["send", "receive", "attempt", "set-aside"])
     parser.add_argument("run", type=Path)
     parser.add_argument("--once", action="store_true", help="what there is now, and no more")
     parser.add_argument("--ranks", action="store_true", help="records, events and logs only")
@@ -190,6 +198,9 @@ def main(arguments: Sequence[str]) -> None:
     run_dir = RunDir(options.run.expanduser())
     if options.verb == "attempt":
         print(run_dir.read_attempt() or 0)
+        return
+    if options.verb == "set-aside":
+        run_dir.set_aside()
         return
     if options.verb == "receive":
         for _ in read_changes(run_dir, sys.stdin.buffer):

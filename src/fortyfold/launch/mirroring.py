@@ -7,12 +7,15 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO, cast
 
 from fortyfold.launch import remote
+from fortyfold.launch.contract import Say
 from fortyfold.launch.mirror import read_changes, send
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import environment_lines, in_container, quote_path
-from fortyfold.spec.errors import RunFailed
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import RemoteSite
+
+PAUSE_SECONDS = 5.0
 
 
 def _script(plan: Plan, *arguments: str) -> str:
@@ -29,16 +32,27 @@ def _sending(plan: Plan, node: int, *options: str) -> str:
     return _script(plan, "send", quote_path(str(plan.run)), *(["--ranks"] if node else []), *options)
 
 
-def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
+def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Attend) -> None:
     """Before a start: the hosts and this machine agree on how far the run is. The later attempt's word holds."""
-    site, path = _site(plan), quote_path(str(plan.run))
-    there = int(remote.run(site, hosts[0], _script(plan, "attempt", path)))
-    if there >= (run_dir.read_attempt() or 0):
-        fetch(plan, hosts, run_dir)
-    else:
-        _push(plan, hosts[0], run_dir, ranks_only=False)
-    for host in hosts[1:]:
-        _push(plan, host, run_dir, ranks_only=True)
+    path = quote_path(str(plan.run))
+
+    def work(first: str) -> None:
+        said = remote.run(_site(plan), first, _script(plan, "attempt", path)).split()  # a shell's greeting may be first
+        there = int(said[-1]) if said and said[-1].isdigit() else 0
+        if there >= (run_dir.read_attempt() or 0):
+            fetch(plan, hosts, run_dir)
+        else:
+            _push(plan, first, run_dir, ranks_only=False)
+        for host in hosts[1:]:
+            _push(plan, host, run_dir, ranks_only=True)
+
+    remote.on_all_hosts(hosts[:1], work, attend)
+
+
+def set_aside(plan: Plan, hosts: Sequence[str]) -> None:
+    """For --fresh: what the hosts have of the run goes out of the way."""
+    for host in hosts:
+        remote.run(_site(plan), host, _script(plan, "set-aside", quote_path(str(plan.run))))
 
 
 def fetch(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
@@ -60,23 +74,53 @@ def _push(plan: Plan, host: str, run_dir: RunDir, *, ranks_only: bool) -> None:
 
 
 @contextmanager
-def mirrored(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> Iterator[None]:
+def mirrored(plan: Plan, hosts: Sequence[str], run_dir: RunDir, say: Say) -> Iterator[None]:
     """Inside, what the hosts write comes here as it is written."""
-    processes: list[remote.Process] = []
-    if plan.apart:
-        for node, host in enumerate(hosts):
-            process = remote.start(_site(plan), host, _sending(plan, node), stderr=subprocess.DEVNULL)
-            processes.append(process)
-            threading.Thread(target=_receive, args=(process, run_dir), name="mirror", daemon=True).start()
+    if not plan.apart:
+        yield
+        return
+    over, mirrors = threading.Event(), [_Mirror(plan, node, host, run_dir, say) for node, host in enumerate(hosts)]
+    threads = [threading.Thread(target=mirror.keep, args=(over,), name="mirror", daemon=True) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        over.set()
+        for mirror, thread in zip(mirrors, threads, strict=True):
+            while thread.is_alive():  # it may be about to begin anew
+                mirror.end()
+                thread.join(0.1)
 
 
-def _receive(process: remote.Process, run_dir: RunDir) -> None:
-    with suppress(RunFailed, ValueError, OSError):  # its host is gone; the agent's line tells of it
-        for _ in read_changes(run_dir, cast(BinaryIO, process.stdout)):
-            pass
+class _Mirror:
+    """What one host writes. When its connection breaks there will be another."""
+
+    def __init__(self, plan: Plan, node: int, host: str, run_dir: RunDir, say: Say) -> None:
+        self._plan, self._node, self._host, self._run_dir, self._say = plan, node, host, run_dir, say
+        self._process: remote.Process | None = None
+
+    def keep(self, over: threading.Event) -> None:
+        why = self._receive()
+        if not over.wait(PAUSE_SECONDS):
+            self._say(f"note: the copy of what {self._host} writes is interrupted ({why}); it is tried again")
+            while not over.wait(PAUSE_SECONDS):
+                self._receive()
+
+    def _receive(self) -> str:
+        """Until there is no more; gives the reason."""
+        script = _sending(self._plan, self._node)
+        try:
+            self._process = remote.start(_site(self._plan), self._host, script, stderr=subprocess.DEVNULL)
+            for _ in read_changes(self._run_dir, cast(BinaryIO, self._process.stdout)):
+                pass
+            return "the connection ended"
+        except (UserError, RunFailed, ValueError, OSError) as error:
+            return str(error)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -26,6 +26,7 @@ from fortyfold.launch.mirroring import fetch, mirrored
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.requeue import AGAIN, MOST_IDLE
 from fortyfold.launch.wire import ALIVE_SECONDS
+from fortyfold.spec.beside import beside
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import RemoteSite
@@ -33,7 +34,9 @@ from fortyfold.spec.stop import StopFlag
 
 POLL_SECONDS = 0.2
 END_SECONDS = 20.0  # for agents to end after one of them has
+FINISH_SECONDS = END_SECONDS + 60.0  # for the first one when the run has ended: its sinks may have to catch up
 PAUSE_SECONDS = 5.0  # before another start
+LIFE_SECONDS = 30.0  # between two signs of life in job.json; without one for four times as long, nobody is there
 
 
 def bootstrapped(plan: Plan) -> Plan:
@@ -46,12 +49,25 @@ def _site(plan: Plan) -> RemoteSite:
     return plan.site
 
 
-def note_job(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
-    """This process looks after the run from now on; old logs go."""
-    name = f"{os.getpid()}@{socket.gethostname()}"
-    Job(plan.site.kind, name, plan.site_name, str(_log(run_dir, 0)), time.time(), [*hosts]).write(run_dir)
+@contextmanager
+def looking_after(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> Iterator[None]:
+    """Inside, this process looks after the run, and job.json says so; old logs go."""
+    name, log = f"{os.getpid()}@{socket.gethostname()}", str(_log(run_dir, 0))
+    job = Job(plan.site.kind, name, plan.site_name, log, time.time(), [*hosts], alive=time.time())
+    job.write(run_dir)
     for node in range(len(hosts)):
         _log(run_dir, node).unlink(missing_ok=True)
+
+    def show_life(over: threading.Event) -> None:
+        while not over.wait(LIFE_SECONDS):
+            replace(job, alive=time.time()).write(run_dir)
+
+    try:
+        with beside("job", show_life):
+            yield
+    finally:
+        with suppress(OSError):
+            replace(job, alive=0.0).write(run_dir)
 
 
 def start_until_over(start: Callable[[], tuple[str, int]], run_dir: RunDir, stop: StopFlag, say: Say) -> int:
@@ -94,13 +110,13 @@ def start_once(
     plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir, stop: StopFlag, say: Say
 ) -> tuple[str, int]:
     """An agent on each host, until all have ended; gives the run's last word, `lost` without one, and the exit code."""
-    with _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir):
+    with _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir, say):
         _attend(agents, stop)
     for agent in agents:
         if agent.process.returncode == remote.UNREACHABLE:
             say(f"note: the connection to {agent.host} ended")
     if plan.apart:
-        with suppress(UserError):  # a host that is gone; what it had is here, or lost
+        with suppress(UserError, RunFailed, ValueError, OSError):  # a host is gone; what it had is here, or lost
             fetch(plan, hosts, run_dir)
     if "ended" not in agents[0].words:
         _require_hope(agents, run_dir, reached="invitation" in agents[0].words)
@@ -157,24 +173,26 @@ def _end(process: remote.Process) -> None:
 
 
 def _attend(agents: list[_Agent], stop: StopFlag) -> None:
-    """Bring the nodes together, pass a stop on, show that we live; until one of them has ended."""
+    """Bring the nodes together, pass a stop on, show that we live; until all have ended, or should have."""
     introduced = asked = False
-    told_at = time.monotonic()
-    while all(agent.process.poll() is None for agent in agents):
-        if not introduced and "invitation" in (words := agents[0].words):
+    told_at, ending_since = time.monotonic(), None
+    while any(agent.process.poll() is None for agent in agents):
+        words, now = agents[0].words, time.monotonic()
+        if not introduced and "invitation" in words:
             introduced = True
             for agent in agents[1:]:
                 remote.write(agent.process, _line({"invitation": words["invitation"]}))
         if stop.signal is not None and not asked:
             asked = True
             remote.write(agents[0].process, _line({"signal": stop.signal.name}))
-        if time.monotonic() - told_at > ALIVE_SECONDS:
-            told_at = time.monotonic()
+        if now - told_at > ALIVE_SECONDS:
+            told_at = now
             for agent in agents:
                 remote.write(agent.process, _line({"alive": True}))
-        time.sleep(POLL_SECONDS)
-    deadline = time.monotonic() + END_SECONDS
-    while any(agent.process.poll() is None for agent in agents) and time.monotonic() < deadline:
+        if ending_since is None and any(agent.process.poll() is not None for agent in agents):
+            ending_since = now
+        if ending_since is not None and now - ending_since > (FINISH_SECONDS if "ended" in words else END_SECONDS):
+            return
         time.sleep(POLL_SECONDS)
 
 
@@ -191,12 +209,12 @@ def _process_here(job: Job) -> int | None:
 def state(job: Job) -> str | None:
     process = _process_here(job)
     if process is None:
-        return f"looked after by process {job.id}"
+        return f"looked after by process {job.id}" if time.time() - job.alive < 4 * LIFE_SECONDS else None
     try:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return None
-    return "running" if b"fortyfold" in command and b"train" in command else None
+    return "running" if job.alive and b"fortyfold" in command and b"train" in command else None
 
 
 def cancel(job: Job, run_dir: RunDir) -> None:

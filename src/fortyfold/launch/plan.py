@@ -9,7 +9,7 @@ from typing import Any
 
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.nodes import Gpus, NodeShape
-from fortyfold.spec.site import RemoteSite, Site
+from fortyfold.spec.site import BatchSite, RemoteSite, Site
 from fortyfold.spec.site_file import parse_site
 
 FORMAT = 1
@@ -29,6 +29,8 @@ class Plan:
     """The interpreter on the nodes."""
     job: dict[str, Any]
     """What the workers are told (launch/environment.py)."""
+    fresh: bool = False
+    """Whether hosts that share no disk are to set aside what they have of the run; nothing that nodes are told."""
 
     @property
     def name(self) -> str:
@@ -88,12 +90,19 @@ def make_plan(site_name: str, site: Site, run: Path, job: dict[str, Any], nodes:
     own = site.conda or site.venv or site.container
     python = site.python or ("python3" if own else sys.executable)
     folder = None if is_apart(site) else Path.cwd()
+    if isinstance(site, BatchSite) and site.logs:  # jobs begin in other folders
+        site = site.model_copy(update={"logs": str(Path(site.logs).expanduser().absolute())})
     return Plan(site_name, site, shapes, run, folder, python, job)
 
 
 def is_apart(site: Site) -> bool:
     """Whether the site's nodes share no disk, neither with one another nor with the machine that commands."""
     return isinstance(site, RemoteSite) and not site.shared
+
+
+def place_here(site: Site) -> Path:
+    """The folder of runs as this machine sees it: the nodes' own, or that of copies where no disk is shared."""
+    return Path("runs" if is_apart(site) else site.run_root or "runs").expanduser().absolute()
 
 
 def place_there(site: Site, here: Path) -> Path:

@@ -4,24 +4,41 @@ Host keys are checked, nobody is asked for anything, and a host that is silent f
 the script on stdin is the program's own; when it closes, the program is to end (launch/wire.py).
 """
 
+import shlex
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.site import RemoteSite
 
-_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+_OPTIONS = (
+    "BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=20", "ServerAliveInterval=15",
+    "ServerAliveCountMax=4",
+)  # fmt: skip
 UNREACHABLE = 255  # ssh's own exit code
 
 Process = subprocess.Popen[bytes]
 Say = Callable[[str], object]
+Attend = Callable[[], None]
+
+
+class Stopped(Exception):
+    """Asked to stop before training began."""
 
 
 def ssh_command(site: RemoteSite, host: str, *command: str, terminal: bool = False) -> list[str]:
     options = [part for option in _OPTIONS for part in ("-o", option)]
-    config = ["-F", site.config] if site.config else []
+    config = ["-F", str(Path(site.config).expanduser())] if site.config else []
     return ["ssh", "-t" if terminal else "-T", *config, *options, "--", host, *command]
+
+
+def shell_command(site: RemoteSite, host: str, inside: str) -> list[str]:
+    """A shell there, at this terminal; `inside` as for Launcher.shell."""
+    return ssh_command(site, host, *([f"bash -c {shlex.quote(inside)}"] if inside else []), terminal=True)
 
 
 def start(
@@ -66,6 +83,26 @@ def require_success(process: Process, host: str) -> None:
     said = process.stderr.read()
     if code := process.wait():
         raise UserError(f"host {host}: {complaint(code, said)}")
+
+
+def on_all_hosts(hosts: Sequence[str], work: Callable[[str], object], attend: Attend) -> None:
+    """At once, in threads that nobody waits for when `attend` raises: they end with their connections."""
+    failures: list[Exception] = []
+
+    def attempt(host: str) -> None:
+        try:
+            work(host)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=attempt, args=(host,), name=f"host-{host}", daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and not failures:
+        attend()
+        time.sleep(0.1)
+    if failures:
+        raise failures[0]
 
 
 def complaint(code: int, said: bytes) -> str:

@@ -12,6 +12,7 @@ The job's script reads it on the host, outside of any container, where the sched
 
 import json
 
+from fortyfold.spec.exit_codes import FAILED, STOPPED, TRAINED
 from fortyfold.spec.run_dir import RunDir, write_atomically, write_json
 
 AGAIN = ("out of time", "spot notice", "lost")
@@ -28,6 +29,15 @@ def note_end(run_dir: RunDir, word: str, start: str = "") -> str:
     run_dir.launch.mkdir(parents=True, exist_ok=True)
     write_atomically(run_dir.ended, f"{word}\n{start}\n".encode())
     return word
+
+
+def read_exit_code(run_dir: RunDir) -> int:
+    """What the train command gives for the last word; without one nothing has begun."""
+    try:
+        word = run_dir.ended.read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return STOPPED
+    return {"trained": TRAINED, "failed": FAILED}.get(word, STOPPED)
 
 
 def _with_patience(run_dir: RunDir, word: str) -> str:

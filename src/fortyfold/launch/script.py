@@ -14,7 +14,7 @@ from fortyfold.spec.site import RemoteSite, Site
 
 _FIND_MODULE = """\
 if ! command -v module >/dev/null; then
-    for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh "${MODULESHOME:-}/init/bash"; do
+    for init in /etc/profile.d/{modules,lmod,z00_lmod}.sh "${MODULESHOME:-}/init/bash"; do
         # shellcheck source=/dev/null
         if [ -r "$init" ]; then . "$init"; fi
     done
@@ -50,11 +50,12 @@ def render_node(plan: Plan) -> str:
         "#!/bin/bash",
         comment(f"A node of the run {plan.name} on the site {plan.site_name}, written by fortyfold train."),
         "# Arguments: which start of the job this is; where only job.sh knows them, this node's number, how many there",
-        "# are, and when time is up.",
+        "# are, when time is up, and where to write what this node has to say.",
         f"cd {folder} || exit 2",
         "umask 022",
         'export PATH="${PATH:-}:/usr/local/bin:/usr/bin:/bin" PYTHONUNBUFFERED=1',
         'if [ "$#" -gt 1 ]; then export FORTYFOLD_NODE="$2" FORTYFOLD_NODES="$3" FORTYFOLD_DEADLINE="${4:-}"; fi',
+        'if [ -n "${5:-}" ]; then exec >> "$5" 2>&1; fi',
         *environment_lines(plan.site),
         *_start(plan),
     ]
@@ -69,7 +70,7 @@ def environment_lines(site: Site) -> list[str]:
     if site.conda:
         lines += ['eval "$(conda shell.bash hook)" || exit 2', f"conda activate {quote(site.conda)} || exit 2"]
     if site.venv:
-        lines += ["# shellcheck source=/dev/null", f". {quote(str(Path(site.venv, 'bin', 'activate')))} || exit 2"]
+        lines += ["# shellcheck source=/dev/null", f". {quote_path(str(Path(site.venv, 'bin', 'activate')))} || exit 2"]
     return lines + [f"export {name}={quote(value)}" for name, value in site.variables.items()]
 
 
@@ -90,7 +91,8 @@ def in_container(plan: Plan, command: str) -> list[str]:
     """Lines that end in `command`, in the site's container if it has one; scheduler commands stay outside."""
     if plan.site.container is None:
         return [f"exec {command}"]
-    options = " ".join(f"--bind {quote_path(bind)}" for bind in dict.fromkeys(_binds(plan)))
+    made, binds = _made_folders(plan), list(map(quote_path, _seen_folders(plan)))
+    options = " ".join(f"--bind {bind}" for bind in dict.fromkeys([*binds, *made]))
     if plan.folder:
         options += f" --pwd {quote(str(plan.folder))}"
     return [
@@ -98,13 +100,28 @@ def in_container(plan: Plan, command: str) -> list[str]:
         '    echo "fortyfold: neither apptainer nor singularity is on $(hostname); load its module (modules)" >&2',
         "    exit 2",
         "}",
+        f"mkdir -p {' '.join(made)} || exit 2",
         *(f'export APPTAINERENV_{name}="${name}" SINGULARITYENV_{name}="${name}"' for name in plan.site.variables),
-        f'exec "$container" exec --nv {options} {quote(plan.site.container)} {command}',
+        f'exec "$container" exec --nv {options} {quote_path(plan.site.container)} {command}',
     ]
 
 
-def _binds(plan: Plan) -> list[str]:
-    """What must be seen inside: where the command was given, the runs, the data, and what the site names."""
+def _seen_folders(plan: Plan) -> list[str]:
+    """Where the command was given, the data, and what the site names."""
     data = plan.job.get("data") or plan.job.get("recipe", {}).get("data", {}).get("root", "")
-    folders = [plan.folder, plan.run.parent, Path(data) if data.startswith("/") else None]
+    folders = [plan.folder, Path(data) if data.startswith("/") else None]
     return [*(str(folder) for folder in folders if folder), *plan.site.binds]
+
+
+def _made_folders(plan: Plan) -> list[str]:
+    """The folder of runs and the scratch, which a container sees only if they are there before; quoted."""
+    return [quote_path(str(plan.run.parent)), *([_quote_filled(plan.site.scratch)] if plan.site.scratch else [])]
+
+
+def _quote_filled(text: str) -> str:
+    """Quoted, but environment variables are filled in, and ~/ at the beginning is the home folder."""
+    text = re.sub(r"^~(?=/)", "$HOME", text)
+    parts = re.split(r"\$(?:\{(\w+)\}|(\w+))", text, flags=re.ASCII)
+    quoted = [quote(part) if part else "" for part in parts[::3]]
+    names = [f'"${{{braced or plain}}}"' for braced, plain in zip(parts[1::3], parts[2::3], strict=True)]
+    return "".join(part for pair in zip(quoted, [*names, ""], strict=True) for part in pair)

@@ -5,6 +5,7 @@ checkpoint, unless MOST_IDLE_ATTEMPTS in a row have saved nothing new. After a P
 attempt got on before; else it would come again. Bad input and a run that failed by its own account end it at once.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import last_attempt, read_events
 from fortyfold.spec.failure import Ending, Failure
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.stop import StopFlag, write_request
+from fortyfold.spec.stop import StopFlag, read_request, write_request
 
 MOST_IDLE_ATTEMPTS = 3
 
@@ -34,15 +35,17 @@ class Ended:
 
 
 @contextmanager
-def taking_over(run_dir: RunDir) -> Iterator[None]:
+def taking_over(run_dir: RunDir, *, keep_cancelled: bool = False) -> Iterator[None]:
     """Hold the run for this command, attempt after attempt; what was asked of an earlier one is forgotten.
 
     Between two attempts nobody else takes it over, and a request to stop it is never meant for somebody else's ranks.
+    With `keep_cancelled` a cancellation holds: a job may be cancelled while it is queued, or queued again.
     A UserError if somebody trains in it.
     """
     with run_dir.hold_launch():
         with run_dir.hold():
-            run_dir.stop_request.unlink(missing_ok=True)
+            if not (keep_cancelled and read_request(run_dir) == signal.SIGINT):
+                run_dir.stop_request.unlink(missing_ok=True)
         yield
 
 

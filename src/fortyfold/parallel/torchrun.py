@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 5
 MONITOR_SECONDS = 0.1
+MOST_FILES = 65536
 END = signal.SIGUSR2
 """What ends this process and its workers. The usual signals do not: a scheduler sends those to all processes at once,
 the launcher passes them on as a request, and the ranks save. Workers take over the ones that they listen to."""
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent()
     for number in HEARD_BY_OTHERS:
         signal.signal(number, signal.SIG_IGN)
+    _allow_files()
     options = _parse(arguments)
     answer = os.dup(1)  # not inherited by the workers
     os.dup2(2, 1)
@@ -51,6 +54,14 @@ def main(arguments: Sequence[str]) -> int:
     with os.fdopen(answer, "w") as stdout:
         print(json.dumps(ending.to_json()), file=stdout)
     return 0 if ending == Ending() else 1
+
+
+def _allow_files() -> None:
+    """A rank has connections to many others: as many open files as may be, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def run(options: argparse.Namespace) -> Ending:

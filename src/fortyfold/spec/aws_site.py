@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
 
 
 def _check_source(text: str) -> str:
-    if not _SOURCE.fullmatch(text):
+    if not _SOURCE.fullmatch(text) or text.endswith((".tar", ".tgz", ".tar.gz")):
         raise ValueError(f"{text!r} is neither s3://bucket/folder nor a folder of EFS such as fs-0123abcd:/imagenet")
     return text
 
@@ -94,6 +94,8 @@ class AwsSite(RemoteSite):
             raise ValueError("warn_seconds leaves nothing of time_limit")
         if self.groups:
             raise ValueError("the instances of a run are alike; leave groups out")
+        if self.shared and not self.run_root:
+            raise ValueError("shared needs run_root: a folder that all instances and this machine see")
         if self.private and self.ssh_from is None:
             raise ValueError("private needs ssh_from: this machine's address in the instances' network")
         return self

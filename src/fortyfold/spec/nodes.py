@@ -40,7 +40,7 @@ def parse_gpus(text: int | str | Gpus) -> Gpus:
     if isinstance(text, Gpus):
         return text
     match = re.fullmatch(r"(?:([A-Za-z0-9_.-]+):)?(\d{1,4})", str(text), re.ASCII)
-    if not match:
+    if not match or (match[1] and not int(match[2])):
         raise ValueError(f'{text!r} is neither a count of GPUs nor type and count, such as "v100:4"')
     return Gpus(int(match[2]), match[1])
 

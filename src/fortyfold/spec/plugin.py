@@ -5,15 +5,18 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
 from types import ModuleType
 
 from fortyfold.spec.errors import UserError
 
 
 def names(package: str) -> list[str]:
-    """The plug-ins of `package` (say, "fortyfold.schedules"), sorted; nothing is imported but the package."""
-    module = importlib.import_module(package)
-    return sorted(info.name for info in pkgutil.iter_modules(module.__path__))
+    """The plug-ins of `package` (say, "fortyfold.schedules"), sorted; nothing is imported."""
+    root, *folders = package.split(".")
+    path = Path(str(files(root))).joinpath(*folders)
+    return sorted(info.name for info in pkgutil.iter_modules([str(path)]))
 
 
 def require(package: str, name: str) -> None:

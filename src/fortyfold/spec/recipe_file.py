@@ -151,14 +151,17 @@ def _one_line(
     by_key: dict[str, list[ErrorDetails]] = {}
     for error in errors:
         by_key.setdefault(_known_part(error["loc"], raw), []).append(error)
-    key, details = next(iter(by_key.items()))
+    # What is not known may be what is missing, misspelt.
+    key, details = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
     where = next((origin for set_, origin in origins.items() if f"{key}.".startswith(f"{set_}.")), source)
     if details[0]["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest_key(section, key)}{more}"
     if details[0]["type"] == "missing":
-        key = ".".join(map(str, details[0]["loc"]))
-        return f"{where}: {key} is missing{more}"
+        keys = [".".join(map(str, error["loc"])) for error in errors if error["type"] == "missing"]
+        lacking = f"{', '.join(keys[:-1])} and {keys[-1]} are" if len(keys) > 1 else f"{keys[0]} is"
+        more = f" (and {len(by_key) - 1} more)" if len(by_key) > 1 else ""
+        return f"{where}: {lacking} missing{more}"
     messages = " or ".join(dict.fromkeys(_message(error) for error in details))
     return f"{where}: {key}: {messages}{more}" if key else f"{where}: {messages}{more}"
 

@@ -313,14 +313,14 @@ def _is_still(lock: Path, descriptor: int) -> bool:
         return False
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part.
 
-    When that fails nothing is left beside it, and the OSError names `path`.
+    Who may read it: `mode` without the umask. When that fails nothing is left beside it, and the OSError names `path`.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")  # other hosts have the same numbers
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

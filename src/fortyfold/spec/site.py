@@ -6,16 +6,17 @@ every parser. Paths and commands may hold anything; they are quoted where they a
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fortyfold.spec.nodes import Gpus, NodeShape, parse_gpus, parse_memory, parse_seconds
 from fortyfold.spec.section import Count, Section
 
 _WORD = re.compile(r"[\w.,:;&|()\[\]*!@/+=~%{}^-]+", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPTION = re.compile(r"--[a-z][\w-]*(=\S+)?|-[A-Za-z]( ?\S+)?", re.ASCII)
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|NETRC", re.IGNORECASE)
 
 
@@ -27,9 +28,9 @@ def _check_word(text: str) -> str:
 
 def _check_line(text: str) -> str:
     """An option of the scheduler's own, in one of its directives."""
-    if not text.startswith("-") or not text.isprintable() or any(mark in text for mark in "#'\"\\`$"):
+    if not _OPTION.fullmatch(text) or not text.isprintable() or any(mark in text for mark in "#'\"\\`$"):
         raise ValueError(
-            f"{text!r} is not an option on one line, such as --reservation=maintenance (no quotes, # or $)"
+            f"{text!r} is not one option, such as --reservation=maintenance (one each, no blanks, quotes, # or $)"
         )
     return text
 
@@ -57,6 +58,29 @@ def _check_variables(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+def _check_text(example: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError(f'{value!r} is not text such as "{example}"')
+        return value
+
+    return check
+
+
+def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
+    if ports[0] >= ports[1]:
+        raise ValueError(f"[{ports[0]}, {ports[1]}] are not two ports or more; the first comes first")
+    return ports
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    if not hosts:
+        raise ValueError("there must be one at least")
+    if len(set(hosts)) < len(hosts):
+        raise ValueError("each may stand there once; procs says how many processes it runs")
+    return hosts
+
+
 def _readable_by(parse: Callable[[Any], object]) -> Callable[[Any], Any]:
     def check(text: Any) -> Any:
         parse(text)
@@ -69,11 +93,30 @@ Word = Annotated[str, AfterValidator(_check_word)]
 Line = Annotated[str, AfterValidator(_check_line)]
 Text = Annotated[str, AfterValidator(_check_printable)]
 GpuText = Annotated[int | str, AfterValidator(_readable_by(parse_gpus))]
-Memory = Annotated[str, AfterValidator(_readable_by(parse_memory))]
-Duration = Annotated[str, AfterValidator(_readable_by(parse_seconds))]
+Memory = Annotated[str, BeforeValidator(_check_text("64gb")), AfterValidator(_readable_by(parse_memory))]
+Duration = Annotated[str, BeforeValidator(_check_text("1:00:00")), AfterValidator(_readable_by(parse_seconds))]
 
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
+
+
+# Options of the schedulers' that are not for `lines`, and the key to use instead.
+_SLURM_OPTIONS = {
+    "--nodes": "nodes", "-N": "nodes", "--gpus": "gpus", "-G": "gpus", "--gpus-per-node": "gpus",
+    "--cpus-per-task": "cpus", "-c": "cpus", "--mem": "memory", "--time": "time_limit", "-t": "time_limit",
+    "--account": "account", "-A": "account", "--partition": "partition", "-p": "partition", "--qos": "qos", "-q": "qos",
+    "--constraint": "constraint", "-C": "constraint", "--output": "logs", "-o": "logs", "--error": "logs", "-e": "logs",
+    "--signal": "warn_seconds", "--ntasks": "", "-n": "", "--ntasks-per-node": "", "--requeue": "", "--no-requeue": "",
+    "--open-mode": "", "--array": "", "-a": "", "--wrap": "", "--job-name": "", "-J": "", "--chdir": "", "-D": "",
+    "--export": "variables or secrets", "--export-file": "variables or secrets",
+}  # fmt: skip
+_PBS_OPTIONS = {
+    "-l select": "nodes, cpus, memory, gpus and attributes", "-l walltime": "time_limit", "-l place": "",
+    "-lselect": "nodes, cpus, memory, gpus and attributes", "-lwalltime": "time_limit", "-lplace": "",
+    "-A": "account", "-q": "queue", "-o": "logs", "-e": "logs", "-v": "variables", "-V": "variables",
+    "-I": "", "-J": "", "-N": "", "-r": "", "-j": "", "-W": "", "-X": "", "-z": "",
+}  # fmt: skip
+_PBS_RESOURCES = {"ncpus": "cpus", "ngpus": "gpus", "mem": "memory", "mpiprocs": "procs"}
 
 
 class NodeGroup(Section):
@@ -98,7 +141,7 @@ class Site(Section):
     gpus: GpuText | None = None
     """GPUs of each node: a count, or type and count as in "v100:4"."""
     cpus: Count | None = None
-    """Processor cores of each node."""
+    """Processor cores of each node; without it a scheduler grants what is usual there, which may be one."""
     memory: Memory | None = None
     """Main memory of each node, such as "250gb"."""
     groups: tuple[NodeGroup, ...] = ()
@@ -123,7 +166,7 @@ class Site(Section):
     """A fast disk of each node; sharded data is staged there before training. Environment variables are filled in."""
     interface: Text | None = None
     """The network interface that nodes talk by; default: the one that leads from each node to the first."""
-    ports: tuple[Port, Port] | None = None
+    ports: Annotated[tuple[Port, Port], AfterValidator(_check_ports)] | None = None
     """The first and the last port that the first node may listen on, where not all are let through; two are used."""
     run_root: Text | None = None
     """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
@@ -164,6 +207,12 @@ class Site(Section):
 class LocalSite(Site):
     kind: Literal["local"]
 
+    @model_validator(mode="after")
+    def _is_here(self) -> Self:
+        if idle := sorted(self.model_fields_set - {"kind", "procs"}):
+            raise ValueError(f"{idle[0]} does nothing on this machine; a site of kind local has procs only")
+        return self
+
 
 class BatchSite(Site):
     """What clusters with a scheduler have in common. All nodes see the run directory."""
@@ -179,11 +228,24 @@ class BatchSite(Site):
     lines: tuple[Line, ...] = ()
     """More options for the scheduler, one each, such as --reservation=maintenance."""
 
-    def refuse_lines(self, owned: tuple[str, ...]) -> None:
-        """Options that fortyfold sets itself, or that would make something else of the job."""
+    @model_validator(mode="after")
+    def _time_suffices(self) -> Self:
+        if self.time_limit and self.warn_seconds >= parse_seconds(self.time_limit):
+            raise ValueError(
+                f'time_limit "{self.time_limit}" is {parse_seconds(self.time_limit)} s, of which warn_seconds '
+                f'({self.warn_seconds}) leaves nothing; two hours are "2:00:00"'
+            )
+        return self
+
+    def refuse_lines(self, owned: Mapping[str, str]) -> None:
+        """Those that fortyfold sets itself, by the key that is named, or that would make something else of the job."""
         for line in self.lines:
-            if (name := re.split(r"[= ]", line)[0]) in owned:
-                raise ValueError(f"{name} is not for lines: fortyfold sets it, by the site's other keys or by itself")
+            for option, key in owned.items():
+                name = line.partition("=")[0]
+                abbreviated = name.startswith("--") and option.startswith(name)  # getopt takes abbreviations
+                if abbreviated or (not option.startswith("--") and line.startswith(option)) or line == option:
+                    instead = f"use {key}" if key else "fortyfold sets it, or it would make something else of the job"
+                    raise ValueError(f"{line} is not for lines: {instead}")
 
 
 class SlurmSite(BatchSite):
@@ -197,11 +259,9 @@ class SlurmSite(BatchSite):
 
     @model_validator(mode="after")
     def _lines_are_others(self) -> Self:
-        self.refuse_lines((
-            "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--requeue", "--no-requeue", "--open-mode",
-            "--signal", "--array", "-a", "--wrap", "--job-name", "-J", "--output", "-o", "--gpus", "-G",
-            "--gpus-per-node",
-        ))  # fmt: skip
+        self.refuse_lines(_SLURM_OPTIONS)
+        if any(line.startswith("--gres=gpu") for line in self.lines):
+            raise ValueError("--gres=gpu is not for lines: use gpus")
         return self
 
 
@@ -214,7 +274,10 @@ class PbsSite(BatchSite):
 
     @model_validator(mode="after")
     def _lines_are_others(self) -> Self:
-        self.refuse_lines(("-I", "-J", "-N", "-r", "-j", "-W", "-X", "-z", "-V"))
+        self.refuse_lines(_PBS_OPTIONS)
+        for name, key in _PBS_RESOURCES.items():
+            if name in self.attributes:
+                raise ValueError(f"{name} is not for attributes: use {key}")
         if self.secrets:
             raise ValueError("secrets: PBS shows the variables of a job to everybody; put them where programs look for "
                              "them on the nodes, such as ~/.netrc")  # fmt: skip
@@ -232,10 +295,16 @@ class RemoteSite(Site):
     bootstrap: Literal["there", "wheel"] = "there"
     """How the hosts get fortyfold: it is there already, or a wheel is sent, and installed once a version."""
 
+    @model_validator(mode="after")
+    def _one_way_to_get_it(self) -> Self:
+        if self.bootstrap == "wheel" and self.container:
+            raise ValueError('a container has its own fortyfold; leave out bootstrap = "wheel", or the container')
+        return self
+
 
 class SshSite(RemoteSite):
     kind: Literal["ssh"]
-    hosts: Annotated[tuple[Word, ...], Field(min_length=1)]
+    hosts: Annotated[tuple[Word, ...], AfterValidator(_check_hosts)]
     """The machines, as ssh is told them; the first one leads."""
 
     def _usual_nodes(self) -> int:

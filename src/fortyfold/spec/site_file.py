@@ -24,6 +24,10 @@ KINDS: dict[str, type[Site]] = {
     "pbs": PbsSite,
     "aws": AwsSite,
 }
+_SYNONYMS = {
+    "queue": "partition", "partition": "queue", "walltime": "time_limit", "time": "time_limit", "mem": "memory",
+    "ncpus": "cpus", "ngpus": "gpus", "host": "hosts", "output": "logs",
+}  # fmt: skip
 FILE = "sites.toml"
 LOCAL = {"kind": "local"}
 
@@ -51,7 +55,10 @@ def find_sites() -> dict[str, Entry]:
     """All sites by name."""
     found = {"local": Entry("local", LOCAL, "built in")}
     for path in reversed(site_files()):
-        found |= {name: Entry(name, raw, str(path)) for name, raw in _read(path).items()}
+        read = _read(path)
+        if "local" in read:
+            raise UserError(f"{path}: local is this machine, and always there; give the site another name")
+        found |= {name: Entry(name, raw, str(path)) for name, raw in read.items()}
     return found
 
 
@@ -65,10 +72,22 @@ def load_site(name: str) -> Site:
 
 def parse_site(raw: Mapping[str, Any], *, source: str) -> Site:
     kind = raw.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         what = "kind is missing" if kind is None else f"there is no kind {kind!r}"
         raise UserError(f"{source}: {what}; there are: {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+    for key in raw.keys() - KINDS[kind].model_fields.keys():
+        if hint := _others_word(kind, key):
+            raise UserError(f"{source}: unknown key {key}{hint}")
     return parse_section(KINDS[kind], raw, source=source)
+
+
+def _others_word(kind: str, key: str) -> str:
+    """For a key that a scheduler, or another kind of site, knows by that name."""
+    here = KINDS[kind].model_fields
+    if (ours := _SYNONYMS.get(key)) in here:
+        return f"; did you mean {ours}?"
+    others = [other for other, section in KINDS.items() if key in section.model_fields]
+    return f"; it is for kind {' and '.join(others)}" if others else ""
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -1,10 +1,11 @@
 """Asking a run to stop. A signal handler only sets a flag; the loop looks at it between two steps.
 
 SIGINT (Ctrl-C) means cancelled. SIGUSR1 is the warning that the time is nearly over. SIGTERM says only that
-somebody wants an end; the launcher that sent it, or asks its scheduler, knows why.
+somebody wants an end; the launcher that sent it, or asks its scheduler, knows why. SIGHUP: the terminal is gone.
 """
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,12 @@ from fortyfold.spec.beside import beside
 from fortyfold.spec.run_dir import RunDir, write_json
 
 LOOK_SECONDS = 1.0
-REASONS = {signal.SIGINT: "cancelled", signal.SIGTERM: "terminated", signal.SIGUSR1: "out of time"}
+REASONS = {
+    signal.SIGINT: "cancelled",
+    signal.SIGTERM: "terminated",
+    signal.SIGUSR1: "out of time",
+    signal.SIGHUP: "hung up",
+}
 
 
 class StopFlag:
@@ -24,11 +30,14 @@ class StopFlag:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._reason: str | None = None
+        self._terminals: list[int] = []
 
     def listen(self) -> "StopFlag":
-        """Take over the three signals for the rest of this process (call it in the main thread)."""
+        """Take over these signals for the rest of this process (call it in the main thread)."""
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
         for number in REASONS:
-            signal.signal(number, self._set)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish
+                signal.signal(number, self._set)
         return self
 
     @contextmanager
@@ -59,6 +68,9 @@ class StopFlag:
 
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.ask(number)
+        if number == signal.SIGHUP:  # what is said from now on has no reader, and must not fail for that
+            for descriptor in self._terminals:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
     @property
     def requested(self) -> bool:

@@ -16,7 +16,7 @@ from fortyfold.launch.aws.asking import user_data
 from fortyfold.launch.aws.group import find_own_address, make_group
 from fortyfold.launch.aws.host_key import HostKey, host_names, make_host_key, write_ssh_config
 from fortyfold.launch.aws.lookup import Found, look_up
-from fortyfold.launch.aws.prepare import await_sshd, on_all_hosts, prepare_host
+from fortyfold.launch.aws.prepare import await_sshd, prepare_host
 from fortyfold.launch.aws.session import Ec2
 from fortyfold.launch.aws.tags import run_tag, run_tags
 from fortyfold.launch.aws.volumes import attach_volumes, await_available
@@ -31,10 +31,6 @@ from fortyfold.spec.stop import StopFlag
 
 GRACE_MINUTES = 10
 ROOM_SECONDS = 30.0  # between two questions whether there is room now
-
-
-class Stopped(Exception):
-    """Asked to stop before training began."""
 
 
 @dataclass
@@ -64,7 +60,7 @@ class Work:
 
     def attend(self) -> None:
         if self.stop.requested:
-            raise Stopped
+            raise remote.Stopped
 
 
 def aws_site(plan: Plan) -> AwsSite:
@@ -124,12 +120,12 @@ def _make_ready(work: Work, plan: Plan, hosts: Sequence[str], ids: Sequence[str]
     """Volumes, fortyfold, and the run as far as it is."""
     site = aws_site(plan)
     attach_volumes(work.ec2, found.volumes, ids)
-    on_all_hosts(hosts, partial(await_sshd, site), work.attend)
+    remote.on_all_hosts(hosts, partial(await_sshd, site), work.attend)
     work.say("preparing the instances")
     volumes = dict(zip(hosts, found.volumes, strict=bool(found.volumes)))
-    on_all_hosts(hosts, lambda host: prepare_host(site, host, volumes.get(host), work.say), work.attend)
+    remote.on_all_hosts(hosts, lambda host: prepare_host(site, host, volumes.get(host), work.say), work.attend)
     if plan.apart:
-        settle(plan, hosts, work.run_dir)
+        settle(plan, hosts, work.run_dir, work.attend)
 
 
 @contextmanager

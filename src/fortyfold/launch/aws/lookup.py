@@ -34,6 +34,8 @@ class Volume:
     zone: str
     state: str
     size_gib: int
+    holder: str = ""
+    """The instance that has it, by id."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def volumes_of_names(ec2: Ec2, names: Sequence[str]) -> list[Volume]:
 
 def _read_volume(volume: dict[str, Any]) -> Volume:
     name = read_tags(volume).get("Name", "")
-    return Volume(volume["VolumeId"], name, volume["AvailabilityZone"], volume["State"], volume["Size"])
+    holder = next((each["InstanceId"] for each in volume.get("Attachments", [])), "")
+    return Volume(volume["VolumeId"], name, volume["AvailabilityZone"], volume["State"], volume["Size"], holder)
 
 
 def _only(volumes: Sequence[Volume], name: str) -> Volume:

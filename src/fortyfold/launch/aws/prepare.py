@@ -1,11 +1,8 @@
 """New instances by ssh: waiting until they answer, and what each gets before its agent."""
 
-import threading
 import time
-from collections.abc import Callable, Sequence
 
 from fortyfold.launch import remote
-from fortyfold.launch.aws.instances import Attend
 from fortyfold.launch.aws.lookup import Volume
 from fortyfold.launch.aws.volumes import mount_script
 from fortyfold.launch.bootstrap import bootstrap
@@ -34,23 +31,3 @@ def prepare_host(site: AwsSite, host: str, volume: Volume | None, say: remote.Sa
     if volume is not None:
         remote.run(site, host, mount_script(site, volume))
     bootstrap(site, host, say)
-
-
-def on_all_hosts(hosts: Sequence[str], work: Callable[[str], None], attend: Attend) -> None:
-    """At once, in threads that nobody waits for when `attend` raises: they end with their connections."""
-    failures: list[Exception] = []
-
-    def attempt(host: str) -> None:
-        try:
-            work(host)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=attempt, args=(host,), name=f"prepare-{host}", daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads) and not failures:
-        attend()
-        time.sleep(0.1)
-    if failures:
-        raise failures[0]

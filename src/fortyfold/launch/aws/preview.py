@@ -2,6 +2,7 @@
 
 from fortyfold.launch.aws.group import find_own_address
 from fortyfold.launch.aws.lookup import Found, look_up, require_available
+from fortyfold.launch.aws.reaping import find_left
 from fortyfold.launch.aws.session import connect
 from fortyfold.launch.aws.tags import RUN, run_tag
 from fortyfold.launch.plan import Plan
@@ -13,9 +14,11 @@ from fortyfold.spec.run_dir import RunDir
 def preview(plan: Plan, run_dir: RunDir) -> str:
     """Asks EC2, and makes nothing. A UserError says what would go wrong."""
     assert isinstance(plan.site, AwsSite)
-    found = look_up(connect(plan.site), plan.site, len(plan.shapes))
-    require_available(found.volumes)
-    return describe(plan.site, len(plan.shapes), found, find_own_address(plan.site), run_tag(run_dir))
+    ec2, tag = connect(plan.site), run_tag(run_dir)
+    found, left = look_up(ec2, plan.site, len(plan.shapes)), find_left(ec2, {RUN: tag})
+    own = {*left.instances, *left.ending}  # of a command that was killed; they are ended first
+    require_available([volume for volume in found.volumes if volume.holder not in own])
+    return describe(plan.site, len(plan.shapes), found, find_own_address(plan.site), tag)
 
 
 def describe(site: AwsSite, num_nodes: int, found: Found, ssh_from: str, tag: str) -> str:

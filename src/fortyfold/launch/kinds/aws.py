@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fortyfold.launch import remote
 from fortyfold.launch.aws.asking import instances_request, user_data
-from fortyfold.launch.aws.gang import Stopped, Work, aws_site, gang, shutdown_minutes
+from fortyfold.launch.aws.gang import Work, aws_site, gang, shutdown_minutes
 from fortyfold.launch.aws.host_key import HostKey, host_names
 from fortyfold.launch.aws.instances import InstancesLost
 from fortyfold.launch.aws.lookup import Image
@@ -23,7 +23,7 @@ from fortyfold.launch.aws.reaping import reap
 from fortyfold.launch.aws.session import connect
 from fortyfold.launch.aws.tags import RUN
 from fortyfold.launch.contract import Job, Rendered, Say
-from fortyfold.launch.over_ssh import bootstrapped, cancel, note_job, start_once, start_until_over, state
+from fortyfold.launch.over_ssh import bootstrapped, cancel, looking_after, start_once, start_until_over, state
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import render_node
 from fortyfold.spec.aws_site import AwsSite
@@ -61,9 +61,8 @@ def submit(plan: Plan, rendered: Rendered) -> Job:
 
 def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:
     plan = bootstrapped(plan)
-    note_job(plan, host_names(len(plan.shapes)), run_dir)
     work = Work(connect(aws_site(plan)), plan, rendered, run_dir, stop, say)
-    with _warned(work), _nothing_left(work):
+    with looking_after(plan, host_names(len(plan.shapes)), run_dir), _warned(work), _nothing_left(work):
         reap(work.ec2, {RUN: work.tag})  # of a command that was killed
         return start_until_over(partial(_start, work), run_dir, stop, say)
 
@@ -100,14 +99,14 @@ def _start(work: Work) -> tuple[str, int]:
     try:
         with gang(work) as (plan, hosts):
             return start_once(plan, work.rendered, hosts, work.run_dir, work.stop, work.say)
-    except Stopped:
+    except remote.Stopped:
         return work.stop.reason, STOPPED
     except InstancesLost as error:
         work.say(f"note: {error}")
         return "lost", FAILED
 
 
-def shell(job: Job, node: int) -> list[str]:
+def shell(job: Job, node: int, inside: str) -> list[str]:
     from fortyfold.spec.site_file import load_site
 
     site = load_site(job.site_name)
@@ -115,6 +114,5 @@ def shell(job: Job, node: int) -> list[str]:
     if node >= len(job.hosts):
         raise UserError(f"there is no node {node}; it has {len(job.hosts)}")
     run_dir = RunDir(Path(job.log).parents[1])
-    return remote.ssh_command(
-        site.model_copy(update={"config": str(run_dir.ssh_config)}), job.hosts[node], terminal=True
-    )
+    there = site.model_copy(update={"config": str(run_dir.ssh_config)})
+    return remote.shell_command(there, job.hosts[node], inside)

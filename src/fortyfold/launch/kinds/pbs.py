@@ -2,7 +2,8 @@
 
 Tasks get neither environment nor folder: node.sh sets all of it, and is told the rest by arguments. There is no warning
 before the walltime ends, so agents have a timer. At its end an owner may not requeue a job: the script submits itself
-again; a preempted job PBS requeues by itself. What agents return is lost on the way with pbsdsh: only `ended` counts.
+again; a preempted job PBS requeues by itself. What agents print and, with pbsdsh, return is lost on the way: each has a
+log of its own, and only `ended` counts.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 from fortyfold.launch.contract import Job, Rendered, Say
 from fortyfold.launch.foreground import ask_to_stop, run_in_foreground
 from fortyfold.launch.plan import Plan
-from fortyfold.launch.requeue import AGAIN
+from fortyfold.launch.requeue import AGAIN, read_exit_code
 from fortyfold.launch.run_command import run_command
 from fortyfold.launch.script import comment, job_name, quote, render_node
 from fortyfold.spec.errors import UserError
@@ -28,27 +29,43 @@ _STATES = {"Q": "queued", "H": "held", "W": "waiting", "R": "running", "S": "sus
 
 _BODY = """\
 run={run}
+logs={logs}
 job=${{PBS_JOBID%%.*}}
-exec >> {log} 2>&1
+exec >> "$logs/job-$job.log" 2>&1
 rm -f "$run/launch/ended"
-start=$job-$(date +%s)
+{note}start=$job-$(date +%s)
 deadline={deadline}
 mapfile -t nodes < <(awk '!seen[$0]++ {{ print NR - 1, $0 }}' "$PBS_NODEFILE")
 PATH=$PATH:${{PBS_EXEC:-/opt/pbs}}/bin
-start_node() {{
-    local number=$1 index=${{2%% *}} host=${{2#* }}
-    local command=(/bin/bash "$run/launch/node.sh" "$start" "$number" "${{#nodes[@]}}" "$deadline")
-    if command -v pbs_tmrsh > /dev/null; then
-        pbs_tmrsh "$host" "${{command[@]}}"
-    elif command -v pbsdsh > /dev/null; then
-        pbsdsh -n "$index" -- "${{command[@]}}"
-    else
-        ssh -o BatchMode=yes "$host" "$(printf '%q ' "${{command[@]}}")"
-    fi
+by=$(command -v pbs_tmrsh || command -v pbsdsh || echo ssh)
+# By ssh an agent hears of the end only by its connection: when that closes, it is told to save and end.
+# shellcheck disable=SC2317  # called there
+attended() {{
+    "$@" < /dev/null &
+    local agent=$!
+    {{ cat > /dev/null; kill -TERM "$agent"; }} <&0 > /dev/null 2>&1 &
+    wait "$agent"
 }}
-trap : TERM USR1 INT  # agents hear these themselves; this shell waits for them
+start_node() {{
+    local number=$1 index=${{2%% *}} host=${{2#* }} log=$logs/job-$job.log
+    if [ "$number" -gt 0 ]; then log=$logs/job-$job-node-$number.log; fi
+    local command=(/bin/bash "$run/launch/node.sh" "$start" "$number" "${{#nodes[@]}}" "$deadline" "$log")
+    case $by in
+    */pbs_tmrsh) exec pbs_tmrsh "$host" "${{command[@]}}" ;;
+    */pbsdsh) exec pbsdsh -n "$index" -- "${{command[@]}}" ;;
+    *)
+        exec ssh -o BatchMode=yes -o ServerAliveInterval=15 "$host" \\
+            "$(printf '%q ' bash -c "$(declare -f attended); attended \\"\\$@\\"" node "${{command[@]}}")" \\
+            < <(exec tail -f /dev/null --pid=$$)
+        ;;
+    esac
+}}
+agents=()
+trap : USR1 INT  # agents hear these themselves; this shell waits for them
+trap 'if [ "$by" = ssh ]; then kill "${{agents[@]}}"; fi' TERM
 for number in "${{!nodes[@]}}"; do
     start_node "$number" "${{nodes[$number]}}" &
+    agents+=("$!")
 done
 until wait; do :; done
 for _ in {{1..60}}; do  # the agents may outlive what started them by the time of a save
@@ -60,8 +77,12 @@ read -r word 2> /dev/null < "$run/launch/ended" || word=failed
 _RESUBMIT = """\
 case $word in
 {again})
-    echo "fortyfold: $word; submitted again"
-    qsub "$run/launch/job.sh" > "$run/launch/job-id"
+    if again=$(qsub "$run/launch/job.sh"); then
+        echo "$again" > "$run/launch/job-id"
+        echo "fortyfold: $word; submitted again"
+    else
+        echo "fortyfold: $word, and $(hostname) may not submit it again; give the train command again"
+    fi
     ;;
 esac
 """
@@ -79,7 +100,8 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     lines = ["-r y", "-W umask=022", "-j oe", *site.lines]
     head = [] if interactive else [f"#PBS {option}" for option in [*options, *lines]]
     about = comment(f"The run {plan.name} on the site {plan.site_name}, written by fortyfold train.")
-    script = "\n".join(["#!/bin/bash", *head, about, _body(plan)])
+    note = 'echo "$PBS_JOBID" > "$run/launch/job-id"\n' if interactive else ""
+    script = "\n".join(["#!/bin/bash", *head, about, _body(plan, note)])
     if not interactive:
         script += _RESUBMIT.format(again=" | ".join(map(quote, AGAIN)))
     files = {run_dir.job_script: script + _EXIT, run_dir.node_script: render_node(plan)}
@@ -94,13 +116,13 @@ def _site(plan: Plan) -> PbsSite:
     return plan.site
 
 
-def _body(plan: Plan) -> str:
+def _body(plan: Plan, note: str) -> str:
     site = _site(plan)
     deadline = ""
     if site.time_limit:
         deadline = f"$(($(date +%s) + {parse_seconds(site.time_limit) - site.warn_seconds}))"
-    logs = quote(site.logs) if site.logs else '"$run/logs"'
-    return _BODY.format(run=quote(str(plan.run)), log=f'{logs}"/job-$job.log"', deadline=deadline)
+    logs = quote(site.logs) if site.logs else "$run/logs"
+    return _BODY.format(run=quote(str(plan.run)), logs=logs, deadline=deadline, note=note)
 
 
 def _options(plan: Plan) -> list[str]:
@@ -175,12 +197,12 @@ def cancel(job: Job, run_dir: RunDir) -> None:
         run_command(["qdel", job.id])
 
 
-def shell(job: Job, node: int) -> list[str]:
+def shell(job: Job, node: int, inside: str) -> list[str]:
     places = str((_ask(job) or {}).get("exec_host", ""))  # host/0*4+other/0*4
     hosts = list(dict.fromkeys(place.partition("/")[0] for place in places.split("+") if place))
     if node >= len(hosts):
         raise UserError(f"PBS job {job.id} has no node {node} now")
-    return ["ssh", "-t", "--", hosts[node]]
+    return ["ssh", "-t", "--", hosts[node], *([f"bash -c {quote(inside)}"] if inside else [])]
 
 
 def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:
@@ -191,7 +213,8 @@ def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Sa
     ours, theirs = pty.openpty()
     os.write(ours, f"{' '.join(map(quote, work))}; exit\n".encode())
     try:
-        return run_in_foreground(ask, run_dir, stop, terminal=theirs)
+        run_in_foreground(ask, run_dir, stop, terminal=theirs)
+        return read_exit_code(run_dir)  # qsub gives 0 whatever happened
     finally:
         os.close(ours)
         os.close(theirs)

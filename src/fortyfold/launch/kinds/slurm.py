@@ -30,7 +30,7 @@ run={run}
 job=$SLURM_JOB_ID
 if [ -n "${{SLURM_ARRAY_TASK_ID:-}}" ]; then job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID; fi
 rm -f "$run/launch/ended"
-srun {srun} bash "$run/launch/node.sh" "$job-${{SLURM_RESTART_COUNT:-0}}"{log} &
+{note}srun {srun} bash "$run/launch/node.sh" "$job-${{SLURM_RESTART_COUNT:-0}}"{log} &
 nodes=$!
 trap 'kill -USR1 "$nodes"' USR1
 trap 'kill -TERM "$nodes"' TERM
@@ -43,7 +43,7 @@ until [ -n "$code" ]; do
 done
 """
 _REQUEUE = """\
-read -r word 2> /dev/null < "$run/launch/ended" || word=failed
+read -r word 2> /dev/null < "$run/launch/ended" || word={maybe}  # ended before it could hear a signal
 case $word in
 {maybe})
     if scontrol show job --oneliner "$job" | grep -q ' PreemptTime=[0-9]'; then again=preempted; fi
@@ -61,14 +61,14 @@ fi
 
 def render(plan: Plan, interactive: bool) -> Rendered:
     run_dir, options = RunDir(plan.run), _options(plan)
-    batch = ["--requeue", "--open-mode=append"]
-    if (site := _site(plan)).time_limit:
-        batch.append(f"--signal=B:USR1@{site.warn_seconds}")
+    site = _site(plan)
+    batch = ["--requeue", "--open-mode=append", f"--signal=B:USR1@{site.warn_seconds}"]  # partitions have limits, too
     head = [] if interactive else [f"#SBATCH {option}" for option in [*options, *batch, *site.lines]]
     about = comment(f"The run {plan.name} on the site {plan.site_name}, written by fortyfold train.")
     deadline = f"export FORTYFOLD_DEADLINE=$((SLURM_JOB_END_TIME - {site.warn_seconds}))"
     log = ' >> "$run/logs/job-$job.log" 2>&1' if interactive else ""
-    body = _BODY.format(run=quote(str(plan.run)), srun=" ".join(_srun_options(plan)), log=log)
+    note = 'echo "$job" > "$run/launch/job-id"\n' if interactive else ""
+    body = _BODY.format(run=quote(str(plan.run)), srun=" ".join(_srun_options(plan)), log=log, note=note)
     if interactive:
         body = f'if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then {deadline}; fi\n{body}'
     condition = """ && scontrol show job --oneliner "$job" | grep -q ' BatchFlag=1 '""" if interactive else ""
@@ -137,8 +137,10 @@ def outside_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def state(job: Job) -> str | None:
     try:
         answer = run_command(["squeue", "--noheader", "--jobs", job.id, "--format=%T %r"])
-    except UserError:
-        return None
+    except UserError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise UserError(f"{error}; whether job {job.id} still runs cannot be told; try again") from None
     word, _, reason = answer.strip().partition(" ")
     if not word:
         return None
@@ -152,8 +154,9 @@ def cancel(job: Job, run_dir: RunDir) -> None:
         run_command(["scancel", job.id])
 
 
-def shell(job: Job, node: int) -> list[str]:
-    return ["srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", f"--relative={node}", "--pty", "bash"]
+def shell(job: Job, node: int, inside: str) -> list[str]:
+    where = [f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", f"--relative={node}"]
+    return ["srun", *where, "--pty", "bash", *(["-c", inside] if inside else [])]
 
 
 def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:

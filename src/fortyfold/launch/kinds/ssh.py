@@ -1,15 +1,18 @@
 """A list of hosts by ssh: this command starts an agent on each, looks after them, and starts them again."""
 
 import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fortyfold.launch import remote
 from fortyfold.launch.bootstrap import bootstrap
 from fortyfold.launch.contract import Job, Rendered, Say
-from fortyfold.launch.mirroring import settle
-from fortyfold.launch.over_ssh import bootstrapped, cancel, note_job, start_once, start_until_over, state
+from fortyfold.launch.mirroring import set_aside, settle
+from fortyfold.launch.over_ssh import bootstrapped, cancel, looking_after, start_once, start_until_over, state
 from fortyfold.launch.plan import Plan
-from fortyfold.launch.script import render_node
+from fortyfold.launch.script import quote_path, render_node
 from fortyfold.spec.errors import UserError
+from fortyfold.spec.exit_codes import STOPPED
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import SshSite
 from fortyfold.spec.stop import StopFlag
@@ -46,19 +49,37 @@ def submit(plan: Plan, rendered: Rendered) -> Job:
 
 def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Say) -> int:
     plan, hosts = bootstrapped(plan), _hosts(plan)
-    for host in hosts:
-        bootstrap(_site(plan), host, say)
-    note_job(plan, hosts, run_dir)
-    if plan.apart:
-        settle(plan, hosts, run_dir)
-    return start_until_over(lambda: start_once(plan, rendered, hosts, run_dir, stop, say), run_dir, stop, say)
+
+    def attend() -> None:
+        if stop.requested:
+            raise remote.Stopped
+
+    try:
+        with looking_after(plan, hosts, run_dir), _checked(plan, hosts):
+            remote.on_all_hosts(hosts, lambda host: bootstrap(_site(plan), host, say), attend)
+            if plan.apart:
+                if plan.fresh:
+                    set_aside(plan, hosts)
+                settle(plan, hosts, run_dir, attend)
+            return start_until_over(lambda: start_once(plan, rendered, hosts, run_dir, stop, say), run_dir, stop, say)
+    except remote.Stopped:
+        return STOPPED
 
 
-def shell(job: Job, node: int) -> list[str]:
+@contextmanager
+def _checked(plan: Plan, hosts: Sequence[str]) -> Iterator[None]:
+    """A check leaves nothing on the hosts."""
+    yield
+    if plan.checks and plan.apart:
+        for host in hosts:
+            remote.run(_site(plan), host, f"rm -rf -- {quote_path(str(plan.run))}\n")
+
+
+def shell(job: Job, node: int, inside: str) -> list[str]:
     from fortyfold.spec.site_file import load_site
 
     site = load_site(job.site_name)
     assert isinstance(site, SshSite)
     if node >= len(job.hosts):
         raise UserError(f"there is no node {node}; it runs on {shlex.join(job.hosts)}")
-    return remote.ssh_command(site, job.hosts[node], terminal=True)
+    return remote.shell_command(site, job.hosts[node], inside)
