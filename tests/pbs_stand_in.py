@@ -2,11 +2,11 @@
 
 Jobs and tasks get a bare environment (PATH=/bin:/usr/bin), the home folder and umask 077, and OMP_NUM_THREADS preset to
 ncpus. The nodefile has a line a chunk; without place=scatter all chunks are on one host. pbsdsh gives 0 whatever
-happened; pbs_tmrsh gives the task's code. qdel sends SIGTERM to the script and its tasks, and SIGKILL
-KILL_DELAY later; processes in sessions of their own get neither. qstat's JSON is broken every third time. Hosts are
-names only.
+happened, and so does qsub -I; pbs_tmrsh gives the task's code; what tasks print comes back with neither. qdel sends
+SIGTERM to the script and its tasks, and SIGKILL KILL_DELAY later; processes in sessions of their own get neither.
+qstat's JSON is broken every third time. Hosts are names only; `ssh` is a stand-in, too: a shell here.
 
-As a program (this file, under each of the five names) its first link in PATH tells where the state is.
+As a program (this file, under each of the names) its first link in PATH tells where the state is.
 """
 
 import json
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-TOOLS = ("qsub", "qstat", "qdel", "pbs_tmrsh", "pbsdsh")
+TOOLS = ("qsub", "qstat", "qdel", "pbs_tmrsh", "pbsdsh", "ssh")
 KILL_DELAY = 20.0
 FINISHED = 35
 BARE = {"PATH": "/bin:/usr/bin", "LANG": "C"}
@@ -57,7 +57,7 @@ class Pbs:
         return 0
 
     def interact(self, options: list[str]) -> int:
-        """A shell on the first host, at the terminal that this command has; gives its exit code."""
+        """A shell on the first host, at the terminal that this command has. What it returns is lost."""
         if not os.isatty(0):
             print("qsub: standard input must be a terminal for an interactive job", file=sys.stderr)
             return 1
@@ -67,7 +67,7 @@ class Pbs:
         environment = self._with_commands(job) | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
         code = self._run(["/bin/bash"], environment, job / "script.pid", stdin=None)
         (job / "ended").write_text(str(code))
-        return code
+        return 0
 
     def _make_job(self, text: str) -> Path:
         """Where the chunks that its directives ask for are."""
@@ -116,6 +116,9 @@ class Pbs:
     def task(self, command: list[str]) -> int:
         """On some host of the job that this is called in."""
         job = self.job(os.environ["PBS_JOBID"])
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # rather: a file of PBS's own
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
         return self._run(command, self.environment(job), job / f"task-{os.getpid()}.pid")
 
     def pbs_tmrsh(self, arguments: list[str]) -> int:
@@ -125,6 +128,10 @@ class Pbs:
         assert arguments[0] == "-n" and arguments[2] == "--"
         self.task(arguments[3:])
         return 0
+
+    def ssh(self, arguments: list[str]) -> int:
+        """As a host would run it: in a session of its own, which the job's end does not touch."""
+        return subprocess.run(["/bin/sh", "-c", arguments[-1]], env=BARE, start_new_session=True).returncode
 
     def qstat(self, arguments: list[str]) -> int:
         job = self.job(arguments[-1])

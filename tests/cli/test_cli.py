@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from conftest import skip_or_fail
 import fortyfold as package
 from fortyfold.cli.bars import bar
 from fortyfold.spec.recipe_file import built_in_names
+from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag
 
 Fortyfold = Callable[..., tuple[int, str, str]]
@@ -37,8 +39,6 @@ def train_tiny(data: Path, out: Path, *options: str) -> list[str]:
 def finished_run(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from fortyfold.engine.train import train
     from fortyfold.spec.recipe_file import load_recipe
-    from fortyfold.spec.run_dir import RunDir
-    from fortyfold.spec.stop import StopFlag
 
     folder = tmp_path_factory.mktemp("runs")
     train(load_recipe("tiny", {"data.root": str(tiny_data), "epochs": 1}), RunDir(folder / "one"), StopFlag())
@@ -233,6 +233,22 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m fortyfold recipes show smoke --explain | head -1"
     shell = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in shell.stderr
+
+
+def test_a_terminal_that_goes_away_saves_the_run(tiny_data: Path, tmp_path: Path) -> None:
+    import pty
+
+    run_dir = RunDir(tmp_path / "r")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = train_tiny(tiny_data, run_dir.path, "--epochs", "2000")
+        os.execv(command[0], command)  # noqa: S606
+    steps, until = run_dir.steps(), time.monotonic() + 60
+    while not (steps.exists() and steps.stat().st_size > 500) and time.monotonic() < until:
+        os.read(terminal, 4096)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
+    assert json.loads(run_dir.stopped.read_text())["reason"] == "hung up" and run_dir.saved_steps()
 
 
 def test_in_a_terminal_there_is_a_bar(tiny_data: Path, tmp_path: Path) -> None:

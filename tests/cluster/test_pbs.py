@@ -1,7 +1,9 @@
 """A run under PBS, or rather its stand-in (tests/pbs_stand_in.py), from qsub to its end."""
 
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -43,6 +45,9 @@ class Bench:
     def train(self, name: str, *options: object) -> tuple[int, str, str]:
         return self.call("train", "tiny", "--on", "pbs-test", "--nodes", 2, "--out", f"runs/{name}", *options)
 
+    def qdel(self, job: str) -> int:
+        return subprocess.run(["qdel", job], env={**os.environ, **self._environment}).returncode
+
     def log(self, name: str) -> str:
         return "".join(path.read_text() for path in sorted(self.run_dir(name).logs.glob("job-*.log")))
 
@@ -60,8 +65,9 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
 def test_two_nodes_in_a_container_to_the_end(tmp_path: Path) -> None:
     image = apptainer_stand_in.install(tmp_path / "container")
     bench = Bench(tmp_path, f'container = "{image}"')
-    code, out, err = bench.train("run", "--watch")
+    code, out, err = bench.train("run", "--watch", "--set", 'log.sinks=["csv"]')
     assert (code, err) == (0, ""), out + bench.log("run")
+    assert "note: the sink" not in bench.log("run") and (bench.run_dir("run").path / "points.csv").exists()
     assert "submitted run to pbs-test as job 1.server: 2 nodes of 1 process" in out
     assert out.splitlines()[-1].startswith("run: finished, epoch 3/3")
     started = events_of(bench.run_dir("run"), "started")
@@ -88,8 +94,22 @@ def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(tmp_path: Path
     saved = run_dir.saved_steps()
     assert saved
     wait_until(lambda: takes_steps(run_dir, attempt=2), lambda: bench.log("run"))
-    assert "pbs job 2.server: running" in bench.call("runs")[1]
+    assert re.search(r"pbs job [2-9].server: running", bench.call("runs")[1])
     code, out, err = bench.call("stop", "run")
     assert (code, err) == (0, "") and "run: stopped: " in out, out + err
     assert (run_dir.saved_steps() or 0) > saved
-    assert run_dir.ended.read_text().startswith("cancelled\n") and not (tmp_path / "pbs" / "state" / "3").exists()
+    assert run_dir.ended.read_text().startswith("cancelled\n")
+    assert all((job / "ended").exists() for job in (tmp_path / "pbs/state").iterdir())
+
+
+def test_deleted_by_qdel_it_is_saved_and_stays(tmp_path: Path) -> None:
+    """By ssh, where nothing but a connection tells the agents."""
+    bench = Bench(tmp_path, tools=("qsub", "qstat", "qdel", "ssh"))
+    assert bench.train("run", *LONG, *LONG_SAVES, "--epochs", 600)[0] == 0
+    run_dir = bench.run_dir("run")
+    wait_until(lambda: takes_steps(run_dir), lambda: bench.log("run"))
+    assert bench.qdel("1.server") == 0
+    wait_until((tmp_path / "pbs/state/1/ended").exists, lambda: bench.log("run"))
+    assert run_dir.saved_steps() and run_dir.ended.read_text().startswith("terminated\n")
+    assert not (tmp_path / "pbs/state/2").exists()
+    wait_until(lambda: not run_dir.is_locked())

@@ -151,6 +151,7 @@ def submit_array(bench: Bench) -> None:
     )
 
 
+@pytest.mark.drill
 def test_preempted_and_out_of_time_it_is_queued_again_and_ends_alike(bench: Bench, calm: RunDir) -> None:
     job = bench.train("hurried", "disturbed", "--nodes", 2, "--procs", 2, *LONG, *LONG_SAVES)
     submit_array(bench)

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from fortyfold.launch import gang, joining, meeting
 from fortyfold.launch.attempt import Rendezvous
 from fortyfold.launch.facts import lay_out
-from fortyfold.launch.gang import Gang, Leader, Node, NodeLost, follow
+from fortyfold.launch.gang import Gang, Leader, Node, NodeLost, Told, follow
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.meeting import Invitation, Meeting, invite, visit
 from fortyfold.launch.place import Place
@@ -41,16 +41,30 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang, "TERMINATE_SECONDS", 1.0)
 
 
+def linked() -> tuple[Link, Link]:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        there = socket.create_connection(door.getsockname())
+        here, _ = door.accept()
+    return Link(here), Link(there)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Node, Leader]]:
+    """Another node as the first one sees it, and the first one as the other sees it."""
+    here, there = linked()
+    yield Node(1, "gpu17", range(2, 4), here), Leader(there, StopFlag())
+    here.close()
+    there.close()
+
+
 class Nodes:
     """A first node and another, connected."""
 
     def __init__(self, first: Work, other: Work) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as door:
-            there = socket.create_connection(door.getsockname())
-            here, _ = door.accept()
-        self.link, self.stop, self.others_stop = Link(there), StopFlag(), StopFlag()
+        here, self.link = linked()
+        self.stop, self.others_stop = StopFlag(), StopFlag()
         self.places: list[Rendezvous] = []
-        node = Node(1, "gpu17", range(2, 4), Link(here))
+        node = Node(1, "gpu17", range(2, 4), here)
         self.gang = Gang("127.0.0.1", [node], self.stop, lambda where, attend: first(attend))
         self._other = other
         self._errors: list[Exception] = []
@@ -156,6 +170,51 @@ def test_strangers_are_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [facts["host"] for _, facts in came.values()] == ["y", "x"]
     for link in [*links, *(link for link, _ in came.values())]:
         link.close()
+
+
+def test_nodes_show_life_while_they_prepare(pair: tuple[Node, Leader], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staging may take longer than the longest silence."""
+    monkeypatch.setattr(gang, "SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(gang, "ALIVE_SECONDS", 0.1)
+
+    def stage(plan: Plan, address: str, procs: int, world: int, attend: Callable[[], None]) -> str:
+        assert (procs, world) == (2, 4)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            attend()
+            time.sleep(0.05)
+        return "run"
+
+    monkeypatch.setattr(joining, "prepare_workers", stage)
+    (node, leader), stop, came = pair, StopFlag(), list[object]()
+    thread = threading.Thread(target=lambda: came.append(joining._prepare(cast(Plan, None), "a", leader)), daemon=True)
+    thread.start()
+    node.tell({"procs": 2, "world": 4})
+    until = time.monotonic() + 10
+    while not node.ready and time.monotonic() < until:
+        node.listen(stop)
+        node.require()
+        time.sleep(0.05)
+    thread.join(10)
+    assert node.ready and came == ["run"]
+    node.tell({"over": "stopped"})
+    with pytest.raises(Told, match="stopped"):
+        while True:
+            leader.attend()
+
+
+def test_a_node_that_is_unfit_is_named(pair: tuple[Node, Leader], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise UserError("no data folder x")
+
+    monkeypatch.setattr(joining, "prepare_workers", refuse)
+    node, leader = pair
+    node.tell({"procs": 2, "world": 4})
+    with pytest.raises(UserError, match=r"^no data folder x"):
+        joining._prepare(cast(Plan, None), "a", leader)
+    node.listen(StopFlag())
+    with pytest.raises(UserError, match=r"^node 1 \(gpu17\): no data folder x"):
+        node.require()
 
 
 def test_who_is_asked_to_stop_comes_to_the_meeting_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:

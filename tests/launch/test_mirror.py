@@ -1,16 +1,23 @@
 """A copy of a run directory that follows it, change by change."""
 
 import shutil
+import subprocess
+import sys
+import time
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from fortyfold.launch import mirror, mirroring, remote
 from fortyfold.launch.bootstrap import make_wheel, pinned_versions
 from fortyfold.launch.container import render_definition, write_definition
 from fortyfold.launch.mirror import Sender, read_changes, send, write_change
+from fortyfold.launch.mirroring import mirrored
+from fortyfold.launch.plan import Plan
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.site_file import parse_site
 
 
 @pytest.fixture
@@ -108,3 +115,40 @@ def test_a_containers_definition_has_all_it_names(tmp_path: Path) -> None:
     assert path.read_text() == render_definition()
     named = [line.split()[0] for line in path.read_text().partition("%files\n")[2].splitlines()[:2]]
     assert sorted([*named, path.name]) == sorted(entry.name for entry in path.parent.iterdir())
+
+
+def test_a_shell_may_say_something_first(source: RunDir, tmp_path: Path) -> None:
+    buffer = BytesIO()
+    send(source, buffer, once=True)
+    list(read_changes(RunDir(tmp_path / "copy"), BytesIO(b"Welcome to gpu1!\n" + buffer.getvalue())))
+    assert files(RunDir(tmp_path / "copy")) == files(source)
+
+
+def test_a_broken_copy_is_taken_up_again(source: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection lasts for what there is; the next brings what has come since."""
+    starts: list[str] = []
+
+    def start(site: object, host: str, script: str, **options: object) -> "subprocess.Popen[bytes]":
+        starts.append(host)
+        command = [sys.executable, "-m", "fortyfold.launch.mirror", "send", str(source.path), "--once"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(mirroring, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "start", start)
+    site = parse_site({"kind": "ssh", "hosts": ["gpu1"], "shared": False}, source="the test")
+    plan = Plan("there", site, site.shapes(), source.path, None, "python3", {})
+    copy, told, until = RunDir(tmp_path / "copy"), list[str](), time.monotonic() + 30
+    with mirrored(plan, ["gpu1"], copy, told.append):
+        while len(starts) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        source.events().write_text("one\ntwo\n")
+        while (not copy.events().exists() or "two" not in copy.events().read_text()) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert copy.events().read_text() == "one\ntwo\n"
+    assert told == ["note: the copy of what gpu1 writes is interrupted (the connection ended); it is tried again"]
+
+
+def test_what_a_host_has_is_set_aside(source: RunDir) -> None:
+    mirror.main(["set-aside", str(source.path)])
+    mirror.main(["set-aside", str(source.path)])
+    assert not source.path.exists() and len(list(source.path.parent.glob("source.*"))) == 1

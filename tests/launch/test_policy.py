@@ -1,5 +1,6 @@
 """Whether a run is started again, and what is said: no process is started here."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,11 +13,11 @@ from fortyfold.launch import attempt, local
 from fortyfold.launch.culprit import find_culprit
 from fortyfold.launch.environment import worker_environment
 from fortyfold.launch.local import run_local
-from fortyfold.launch.supervise import MOST_IDLE_ATTEMPTS, Ended
+from fortyfold.launch.supervise import MOST_IDLE_ATTEMPTS, Ended, taking_over
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.failure import Ending, Failure, name_ranks
 from fortyfold.spec.run_dir import RunDir
-from fortyfold.spec.stop import StopFlag
+from fortyfold.spec.stop import StopFlag, write_request
 
 KILLED = Failure(1, "killed", "was killed by SIGKILL", time=5.0, exit_code=-9)
 ENDED = Failure(0, "ended", "ended since another rank had failed", time=1.0, exit_code=-15)
@@ -196,3 +197,17 @@ def test_torchrun_without_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     interpreter.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(interpreter))
     assert attempt.run_attempt("stand_in", 2, {}, lambda: None) == Ending(trouble=trouble)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_job_that_was_cancelled_while_it_was_queued_stays_cancelled(
+    run_dir: RunDir, number: signal.Signals, kept: bool
+) -> None:
+    run_dir.path.mkdir()
+    asked = StopFlag()
+    asked.ask(number)
+    write_request(run_dir, asked)
+    with taking_over(run_dir, keep_cancelled=True):
+        assert run_dir.stop_request.exists() == kept
+    with taking_over(run_dir):
+        assert not run_dir.stop_request.exists()

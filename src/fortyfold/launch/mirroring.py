@@ -111,16 +111,17 @@ class _Mirror:
         """Until there is no more; gives the reason."""
         script = _sending(self._plan, self._node)
         try:
-            self._process = remote.start(_site(self._plan), self._host, script, stderr=subprocess.DEVNULL)
-            for _ in read_changes(self._run_dir, cast(BinaryIO, self._process.stdout)):
-                pass
+            with remote.start(_site(self._plan), self._host, script, stderr=subprocess.DEVNULL) as self._process:
+                try:
+                    for _ in read_changes(self._run_dir, cast(BinaryIO, self._process.stdout)):
+                        pass
+                finally:
+                    self._process.kill()
             return "the connection ended"
         except (UserError, RunFailed, ValueError, OSError) as error:
             return str(error)
-        finally:
-            self.end()
 
     def end(self) -> None:
+        """What is being received ends."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
