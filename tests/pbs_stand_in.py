@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -102,7 +103,7 @@ class Pbs:
     def _with_commands(self, job: Path) -> dict[str, str]:
         """PATH has them, as the profile of a real host would."""
         environment = self.environment(job)
-        return environment | {"PATH": f"{environment['PATH']}:{self.folder / 'bin'}"}
+        return environment | {"PATH": f"{self.folder / 'bin'}:{environment['PATH']}"}
 
     def _run(
         self, command: list[str], environment: dict[str, str], pid_file: Path, stdin: int | None = subprocess.DEVNULL
@@ -130,8 +131,17 @@ class Pbs:
         return 0
 
     def ssh(self, arguments: list[str]) -> int:
-        """As a host would run it: in a session of its own, which the job's end does not touch."""
-        return subprocess.run(["/bin/sh", "-c", arguments[-1]], env=BARE, start_new_session=True).returncode
+        """As a host would run it: a session that the job's end does not touch; its stdin closes with this process."""
+        command = ["/bin/sh", "-c", arguments[-1]]
+        process = subprocess.Popen(command, env=BARE, stdin=subprocess.PIPE, start_new_session=True)
+        threading.Thread(target=self._close_with_ours, args=(process,), daemon=True).start()
+        return process.wait()
+
+    @staticmethod
+    def _close_with_ours(process: "subprocess.Popen[bytes]") -> None:
+        sys.stdin.buffer.read()
+        assert process.stdin is not None
+        process.stdin.close()
 
     def qstat(self, arguments: list[str]) -> int:
         job = self.job(arguments[-1])

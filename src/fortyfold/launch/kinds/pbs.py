@@ -39,13 +39,8 @@ mapfile -t nodes < <(awk '!seen[$0]++ {{ print NR - 1, $0 }}' "$PBS_NODEFILE")
 PATH=$PATH:${{PBS_EXEC:-/opt/pbs}}/bin
 by=$(command -v pbs_tmrsh || command -v pbsdsh || echo ssh)
 # By ssh an agent hears of the end only by its connection: when that closes, it is told to save and end.
-# shellcheck disable=SC2317  # called there
-attended() {{
-    "$@" < /dev/null &
-    local agent=$!
-    {{ cat > /dev/null; kill -TERM "$agent"; }} <&0 > /dev/null 2>&1 &
-    wait "$agent"
-}}
+attended="\\"\\$@\\" < /dev/null & agent=\\$!; {{ cat > /dev/null; kill -TERM \\"\\$agent\\"; }} <&0 > /dev/null 2>&1 &"
+attended+=" wait \\"\\$agent\\""
 start_node() {{
     local number=$1 index=${{2%% *}} host=${{2#* }} log=$logs/job-$job.log
     if [ "$number" -gt 0 ]; then log=$logs/job-$job-node-$number.log; fi
@@ -55,8 +50,7 @@ start_node() {{
     */pbsdsh) exec pbsdsh -n "$index" -- "${{command[@]}}" ;;
     *)
         exec ssh -o BatchMode=yes -o ServerAliveInterval=15 "$host" \\
-            "$(printf '%q ' bash -c "$(declare -f attended); attended \\"\\$@\\"" node "${{command[@]}}")" \\
-            < <(exec tail -f /dev/null --pid=$$)
+            "$(printf '%q ' bash -c "$attended" node "${{command[@]}}")" < <(exec tail -f /dev/null --pid=$$)
         ;;
     esac
 }}
