@@ -135,8 +135,9 @@ def run_out_of_time(bench: Bench, job: str, run_dir: RunDir, attempt: int) -> No
 
 
 def submit_array(bench: Bench) -> None:
-    """The script of the guide, with a recipe and a site that are here."""
+    """The script of the guide, with a recipe and a site that are here, and without its GPUs."""
     _, _, script = GUIDE.read_text().partition("```bash\n")
+    script = re.sub(r"#SBATCH --gpus-per-node.*\n", "", script)
     options = shlex.join(map(str, ("tiny", "--data", bench.data, *LONG, *LONG_SAVES, "--epochs", 40)))
     for theirs, ours in (
         ("resnet50", options),
