@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -241,6 +242,7 @@ def test_a_terminal_that_goes_away_saves_the_run(tiny_data: Path, tmp_path: Path
     run_dir = RunDir(tmp_path / "r")
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may have been started with nohup
         command = train_tiny(tiny_data, run_dir.path, "--epochs", "2000")
         os.execv(command[0], command)  # noqa: S606
     steps, until = run_dir.steps(), time.monotonic() + 60

@@ -6,9 +6,11 @@ import pty
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import kill_resume
@@ -24,19 +26,28 @@ SITES = """
 kind = "slurm"
 interface = "lo"
 cpus = 1
-variables = { OMP_NUM_THREADS = "1" }
+variables = {{ OMP_NUM_THREADS = "1" }}
 
 [hurried]
 kind = "slurm"
 interface = "lo"
 time_limit = "1:00:00"
 warn_seconds = 110
-variables = { OMP_NUM_THREADS = "1" }
+variables = {{ OMP_NUM_THREADS = "1" }}
+
+[strange]
+kind = "slurm"
+interface = "nope0"
+
+[crowded]
+kind = "slurm"
+interface = "lo"
+ports = [{port}, {next_port}]
 
 [gpus]
 kind = "slurm"
 interface = "lo"
-groups = [{ gpus = 2 }, { gpus = 1 }]
+groups = [{{ gpus = 2 }}, {{ gpus = 1 }}]
 """
 
 
@@ -48,7 +59,9 @@ class Bench:
 
     def __init__(self, cluster: Cluster, folder: Path, data: Path) -> None:
         self.cluster, self.folder, self.data = cluster, folder, data
-        (folder / "sites.toml").write_text(SITES)
+        self.taken = socket.create_server(("", 0))
+        port = self.taken.getsockname()[1]
+        (folder / "sites.toml").write_text(SITES.format(port=port, next_port=port + 1))
 
     def run_dir(self, name: str) -> RunDir:
         return RunDir(self.folder / "runs" / name)
@@ -73,7 +86,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator
     if why := missing_tool():
         skip_or_fail("slurm", why)
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
-        yield Bench(cluster, tmp_path_factory.mktemp("work"), tiny_data)
+        bench = Bench(cluster, tmp_path_factory.mktemp("work"), tiny_data)
+        with bench.taken:
+            yield bench
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +225,14 @@ def test_a_check_finds_what_is_wrong(bench: Bench) -> None:
     code, out, err = bench.call("sites", "check", "slurm-test", "--run", "--nodes", 2, "--data", lacking)
     assert code == 2 and "slurm-test: node 0 (" in out and "node 1 (" in out, out + err
     assert out.count(f"the data in {lacking} cannot be read") == 2
+    code, out, err = bench.call("sites", "check", "strange", "--run", "--nodes", 2)
+    assert code == 2 and "strange: " in out and "nope0" in out, out + err
+    port = bench.taken.getsockname()[1]
+    with ExitStack() as taken:
+        with suppress(OSError):  # somebody else has it
+            taken.enter_context(socket.create_server(("", port + 1)))
+        code, out, err = bench.call("sites", "check", "crowded", "--run", "--nodes", 2)
+    assert code == 2 and f"all ports from {port} to {port + 1} are taken" in out, out + err
     assert not list(bench.folder.glob("runs/.check-*"))
 
 

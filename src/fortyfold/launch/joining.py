@@ -17,7 +17,6 @@ MEET_SECONDS = 30.0
 
 def join(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
     """Until the first node says that it is over; gives the exit code."""
-
     asked_at: float | None = None
 
     def attend() -> None:

@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fortyfold.spec.beside import beside
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import RemoteSite
-from fortyfold.spec.stop import StopFlag
+from fortyfold.spec.stop import StopFlag, hearing_requests
 
 POLL_SECONDS = 0.2
 END_SECONDS = 20.0  # for agents to end after one of them has
@@ -60,7 +60,8 @@ def looking_after(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> Iterator
 
     def show_life(over: threading.Event) -> None:
         while not over.wait(LIFE_SECONDS):
-            replace(job, alive=time.time()).write(run_dir)
+            with suppress(OSError):
+                replace(job, alive=time.time()).write(run_dir)
 
     try:
         with beside("job", show_life):
@@ -110,7 +111,9 @@ def start_once(
     plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir, stop: StopFlag, say: Say
 ) -> tuple[str, int]:
     """An agent on each host, until all have ended; gives the run's last word, `lost` without one, and the exit code."""
-    with _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir, say):
+    # A request in the run directory is heard by the agents; where that is a copy, here.
+    hearing = hearing_requests(run_dir, stop) if plan.apart else nullcontext()
+    with hearing, _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir, say):
         _attend(agents, stop)
     for agent in agents:
         if agent.process.returncode == remote.UNREACHABLE:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fortyfold.launch import remote
 from fortyfold.launch.bootstrap import bootstrap
@@ -69,10 +69,12 @@ def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Sa
 @contextmanager
 def _checked(plan: Plan, hosts: Sequence[str]) -> Iterator[None]:
     """A check leaves nothing on the hosts."""
-    yield
-    if plan.checks and plan.apart:
-        for host in hosts:
-            remote.run(_site(plan), host, f"rm -rf -- {quote_path(str(plan.run))}\n")
+    try:
+        yield
+    finally:
+        for host in hosts if plan.checks and plan.apart else ():
+            with suppress(UserError):
+                remote.run(_site(plan), host, f"rm -rf -- {quote_path(str(plan.run))}\n")
 
 
 def shell(job: Job, node: int, inside: str) -> list[str]:
