@@ -83,6 +83,7 @@ def test_an_allocation_of_its_own_by_qsub(tmp_path: Path) -> None:
     assert (tmp_path / "pbs/state/1/ended").read_text() == "0"
 
 
+@pytest.mark.drill
 def test_out_of_time_it_submits_itself_again_and_stopped_it_stays(tmp_path: Path) -> None:
     """By pbsdsh, which loses exit codes."""
     tools = tuple(tool for tool in TOOLS if tool != "pbs_tmrsh")

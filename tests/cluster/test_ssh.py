@@ -84,7 +84,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_shards: Path) -> Iterat
 def calm(bench: Bench) -> RunDir:
     code, out, err = bench.train("apart", "calm", *LONG, *SAVES)
     assert (code, err) == (0, ""), out + bench.log("calm")
-    assert out.startswith("installing fortyfold on node0\ninstalling fortyfold on node1\n")
+    assert sorted(out.splitlines()[:2]) == ["installing fortyfold on node0", "installing fortyfold on node1"]
     return bench.run_dir("calm")
 
 

@@ -86,6 +86,7 @@ def test_training_again_gives_the_same_weights_whatever_the_threads(
     assert kill_resume.fingerprint(RunDir(tmp_path / "run")) == kill_resume.fingerprint(calm)
 
 
+@pytest.mark.drill
 def test_kills_change_nothing(tmp_path: Path, tiny_data: Path) -> None:
     """kill -9, at a random moment and inside a save, with all options; `benchmarks/kill_resume.py` does it oftener."""
     kill_resume.drill(tmp_path, tiny_data, kills=2, seed=1, options=kill_resume.EVERYTHING)
