@@ -7,7 +7,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fortyfold.spec.nodes import parse_seconds
 from fortyfold.spec.section import Count, Positive
-from fortyfold.spec.site import Duration, RemoteSite, Text, Word
+from fortyfold.spec.site import RemoteSite
+from fortyfold.spec.site_words import Duration, Text, Word
 
 _SOURCE = re.compile(r"s3://[a-z0-9.-]+(/[\w./=+@-]*)?|fs-[0-9a-f]+:/[\w./=+@-]*", re.ASCII)
 _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)

@@ -1,104 +1,27 @@
 """A site: where to run. One class a kind, so that a key is valid only where something reads it.
 
-What ends up in a scheduler's directive is a `Word`: it has no blanks, quotes or line breaks, so that it is one word to
-every parser. Paths and commands may hold anything; they are quoted where they are written (launch/script.py).
 `spec/site_file.py` makes sites from TOML.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fortyfold.spec.nodes import Gpus, NodeShape, parse_gpus, parse_memory, parse_seconds
 from fortyfold.spec.section import Count, Section
-
-_WORD = re.compile(r"[\w.,:;&|()\[\]*!@/+=~%{}^-]+", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OPTION = re.compile(r"--[a-z][\w-]*(=\S+)?|-[A-Za-z]( ?\S+)?", re.ASCII)
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|NETRC", re.IGNORECASE)
-
-
-def _check_word(text: str) -> str:
-    if not _WORD.fullmatch(text) or text.startswith("-"):
-        raise ValueError(f"{text!r} is not one plain word (no blanks, quotes, # or leading -)")
-    return text
-
-
-def _check_line(text: str) -> str:
-    """An option of the scheduler's own, in one of its directives."""
-    if not _OPTION.fullmatch(text) or not text.isprintable() or any(mark in text for mark in "#'\"\\`$"):
-        raise ValueError(
-            f"{text!r} is not one option, such as --reservation=maintenance (one each, no blanks, quotes, # or $)"
-        )
-    return text
-
-
-def _check_printable(text: str) -> str:
-    if not text or not text.isprintable():
-        raise ValueError("must be printable text without line breaks")
-    return text
-
-
-def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an environment variable")
-    return names
-
-
-def _check_variables(variables: dict[str, str]) -> dict[str, str]:
-    _check_names(tuple(variables))
-    for name, value in variables.items():
-        if "\0" in value:
-            raise ValueError(f"{name} holds a null character")
-        if _SECRET.search(name):
-            raise ValueError(f"{name} looks like a secret, and variables are written to files; name it in secrets")
-    return variables
-
-
-def _check_text(example: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not isinstance(value, str):
-            raise ValueError(f'{value!r} is not text such as "{example}"')
-        return value
-
-    return check
-
-
-def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
-    if ports[0] >= ports[1]:
-        raise ValueError(f"[{ports[0]}, {ports[1]}] are not two ports or more; the first comes first")
-    return ports
-
-
-def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
-    if not hosts:
-        raise ValueError("there must be one at least")
-    if len(set(hosts)) < len(hosts):
-        raise ValueError("each may stand there once; procs says how many processes it runs")
-    return hosts
-
-
-def _readable_by(parse: Callable[[Any], object]) -> Callable[[Any], Any]:
-    def check(text: Any) -> Any:
-        parse(text)
-        return text
-
-    return check
-
-
-Word = Annotated[str, AfterValidator(_check_word)]
-Line = Annotated[str, AfterValidator(_check_line)]
-Text = Annotated[str, AfterValidator(_check_printable)]
-GpuText = Annotated[int | str, AfterValidator(_readable_by(parse_gpus))]
-Memory = Annotated[str, BeforeValidator(_check_text("64gb")), AfterValidator(_readable_by(parse_memory))]
-Duration = Annotated[str, BeforeValidator(_check_text("1:00:00")), AfterValidator(_readable_by(parse_seconds))]
-
-
-Port = Annotated[int, Field(ge=1024, le=65535)]
-
+from fortyfold.spec.site_words import (
+    Duration,
+    GpuText,
+    Hosts,
+    Line,
+    Memory,
+    Names,
+    Ports,
+    Text,
+    Variables,
+    Word,
+)
 
 # Options of the schedulers' that are not for `lines`, and the key to use instead.
 _SLURM_OPTIONS = {
@@ -152,9 +75,9 @@ class Site(Section):
     """A conda environment to activate on each node: its name or path."""
     venv: Text | None = None
     """A Python virtual environment to activate on each node: its path."""
-    variables: Annotated[dict[str, str], AfterValidator(_check_variables)] = Field(default_factory=dict)
+    variables: Variables = Field(default_factory=dict)
     """Environment variables for each node. They are written to files: no secrets."""
-    secrets: Annotated[tuple[str, ...], AfterValidator(_check_names)] = ()
+    secrets: Names = ()
     """Names of environment variables whose values reach the nodes, and no file, log or command line."""
     python: Text | None = None
     """The interpreter on the nodes; default: this one, or that of conda, venv or the container."""
@@ -166,7 +89,7 @@ class Site(Section):
     """A fast disk of each node; sharded data is staged there before training. Environment variables are filled in."""
     interface: Text | None = None
     """The network interface that nodes talk by; default: the one that leads from each node to the first."""
-    ports: Annotated[tuple[Port, Port], AfterValidator(_check_ports)] | None = None
+    ports: Ports | None = None
     """The first and the last port that the first node may listen on, where not all are let through; two are used."""
     run_root: Text | None = None
     """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
@@ -209,8 +132,10 @@ class LocalSite(Site):
 
     @model_validator(mode="after")
     def _is_here(self) -> Self:
-        if idle := sorted(self.model_fields_set - {"kind", "procs"}):
-            raise ValueError(f"{idle[0]} does nothing on this machine; a site of kind local has procs only")
+        for name, field in type(self).model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            if name not in ("kind", "procs") and getattr(self, name) != default:
+                raise ValueError(f"{name} does nothing on this machine; a site of kind local has procs only")
         return self
 
 
@@ -304,7 +229,7 @@ class RemoteSite(Site):
 
 class SshSite(RemoteSite):
     kind: Literal["ssh"]
-    hosts: Annotated[tuple[Word, ...], AfterValidator(_check_hosts)]
+    hosts: Hosts
     """The machines, as ssh is told them; the first one leads."""
 
     def _usual_nodes(self) -> int:
