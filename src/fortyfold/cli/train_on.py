@@ -15,7 +15,7 @@ from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import Site
 
 if TYPE_CHECKING:
-    from fortyfold.launch.contract import Rendered
+    from fortyfold.launch.contract import Launcher, Rendered
     from fortyfold.launch.plan import Plan
 
 
@@ -65,13 +65,7 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
         from fortyfold.cli.foreground import train_in_foreground
 
         return train_in_foreground(launcher, plan, rendered, run_dir)
-    try:
-        job = launcher.submit(plan, rendered)
-    except UserError:
-        _undo(run_dir, aside)
-        raise
-    job.write(run_dir)
-    _tell(plan, job.id)
+    _submit(launcher, plan, rendered, run_dir, aside)
     if wishes.watch:
         from fortyfold.cli.watch import watch
 
@@ -79,12 +73,18 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     return 0
 
 
-def _undo(run_dir: RunDir, aside: Path | None) -> None:
-    """A run that was not accepted leaves nothing, and the one before is where it was."""
-    if not run_dir.exists:
-        shutil.rmtree(run_dir.path)
-    if aside:
-        print(f"{aside} is {aside.rename(run_dir.path)} again")
+def _submit(launcher: "Launcher", plan: "Plan", rendered: "Rendered", run_dir: RunDir, aside: Path | None) -> None:
+    """Hand it over. A run that is not accepted leaves nothing, and one that was set aside is where it was."""
+    try:
+        job = launcher.submit(plan, rendered)
+    except UserError:
+        if not run_dir.exists:
+            shutil.rmtree(run_dir.path)
+        if aside:
+            print(f"{aside} is {aside.rename(run_dir.path)} again")
+        raise
+    job.write(run_dir)
+    _tell(plan, job.id)
 
 
 def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
