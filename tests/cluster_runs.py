@@ -10,7 +10,7 @@ from pathlib import Path
 from fortyfold.spec.events import Event, read_events
 from fortyfold.spec.run_dir import RunDir
 
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 400.0
 # Some 7 s of training, so that there is time to disturb it.
 LONG = ("--epochs", "20", "--set", "global_batch=16", "--set", "evaluate.every_epochs=20")
 LONG_SAVES = ("--set", "checkpoint.every_epochs=0", "--set", "checkpoint.every_minutes=0")  # only when it is stopped

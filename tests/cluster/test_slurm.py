@@ -15,7 +15,7 @@ from pathlib import Path
 
 import kill_resume
 import pytest
-from cluster_runs import LONG, LONG_SAVES, call, events_of, takes_steps, wait_until
+from cluster_runs import LONG, LONG_SAVES, PATIENCE_SECONDS, call, events_of, takes_steps, wait_until
 from conftest import skip_or_fail
 from slurm_cluster import Cluster, missing_tool, slurm_cluster
 
@@ -207,7 +207,7 @@ def in_allocation(bench: Bench, num_gpus: int, name: str) -> "subprocess.Complet
     command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--on", "gpus", "--interactive", "--out", name]
     return subprocess.run(
         ["salloc", "--nodes=2", "--ntasks-per-node=1", f"--gpus={num_gpus}", *command], cwd=bench.folder,
-        env={**os.environ, **bench.cluster.environment}, capture_output=True, text=True, timeout=180,
+        env={**os.environ, **bench.cluster.environment}, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
 
 

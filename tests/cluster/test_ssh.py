@@ -13,7 +13,7 @@ from pathlib import Path
 import kill_resume
 import pytest
 import torch
-from cluster_runs import LONG, events_of, takes_steps, wait_until
+from cluster_runs import LONG, PATIENCE_SECONDS, events_of, takes_steps, wait_until
 from conftest import skip_or_fail
 from ssh_hosts import SshHosts, missing_tool, ssh_hosts
 
@@ -65,7 +65,7 @@ class Bench:
 
     def train(self, site: str, name: str, *options: object, nodes: int = 2) -> tuple[int, str, str]:
         process = self.start(site, name, *options, nodes=nodes)
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return process.returncode, out, err
 
     def log(self, name: str) -> str:
@@ -154,7 +154,7 @@ def test_a_host_whose_key_is_unknown_is_refused(bench: Bench) -> None:
 def test_a_check_names_the_host_that_lacks_the_data(bench: Bench, calm: RunDir, tiny_data: Path) -> None:
     shutil.copytree(tiny_data, bench.hosts.home(0) / "images")
     with bench.command("sites", "check", "apart", "--data", "images") as process:
-        out, err = process.communicate(timeout=180)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
     (line,) = out.splitlines()
     assert process.returncode == 2 and line.startswith("apart: node 1 ("), out + err
     assert "the data in images cannot be read: no data folder" in line
