@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hosts import Host, hosts
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 SSHD = "/usr/sbin/sshd"
 
 

@@ -27,7 +27,7 @@ from fortyfold.spec.run_dir import RunDir
 MACHINES = Path(__file__).parents[1] / "aws_machines.py"
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")  # hosts.py
 NUM_HOSTS = 11  # moto's first address is 10.0.0.4, and a second gang of four has other addresses than the first
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 400.0
 SITE = """
 [cloud]
 kind = "aws"
