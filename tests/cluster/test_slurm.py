@@ -100,7 +100,7 @@ def calm(bench: Bench) -> RunDir:
     code, out, err = bench.call("train", "tiny", "--on", "slurm-test", "--out", "runs/calm")
     assert (code, out) == (2, "") and f"is slurm job {job} already (running)" in err
     assert f"slurm job {job}: running" in bench.call("runs")[1]
-    _try_shell(bench)
+    assert "node=n1" in shell_on(bench, "calm", "--node", "1")
     code, out, err = bench.call("logs", "calm", "--follow")
     assert code == 0 and "training calm in" in out and "test_resnet on 4 ranks" in out
     code, out, err = bench.call("watch", "calm")
@@ -108,10 +108,10 @@ def calm(bench: Bench) -> RunDir:
     return run_dir
 
 
-def _try_shell(bench: Bench) -> None:
-    """`fortyfold ssh` on the second node, with a terminal of our own."""
+def shell_on(bench: Bench, *arguments: str) -> str:
+    """What `fortyfold ssh` shows, with a terminal of our own, of a shell that tells its node."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "fortyfold", "ssh", "calm", "--node", "1"]
+    command = [sys.executable, "-m", "fortyfold", "ssh", *arguments]
     process = subprocess.Popen(
         command, cwd=bench.folder, env={**os.environ, **bench.cluster.environment},
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
@@ -124,7 +124,8 @@ def _try_shell(bench: Bench) -> None:
             said += block
     except OSError:  # the other side has closed
         pass
-    assert process.wait(60) == 0 and b"node=n1" in said, said
+    assert process.wait(60) == 0, said
+    return said.decode()
 
 
 def preempt(bench: Bench, job: str) -> None:
@@ -173,6 +174,8 @@ def test_preempted_and_out_of_time_it_is_queued_again_and_ends_alike(bench: Benc
     submit_array(bench)
     run_dir, *tasks = map(bench.run_dir, ("disturbed", "seed-1", "seed-2"))
     wait_until(lambda: all(map(takes_steps, (run_dir, *tasks))), lambda: bench.log("disturbed"))
+    assert re.search(r"node=n[0-3]", shell_on(bench, "seed-1"))
+    assert "training seed-1 in" in bench.call("logs", "seed-1")[1]
     preempt(bench, job)
     assert run_dir.saved_steps() and "fortyfold: preempted; queued again" in bench.log("disturbed")
     wait_until(lambda: all(len(events_of(run_dir, "started", rank)) == 2 for rank in range(4)))

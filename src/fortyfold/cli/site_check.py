@@ -48,9 +48,9 @@ def check_site(name: str, site: Site, run: bool, nodes: int | None, procs: int |
 
 
 def _plan(name: str, site: Site, nodes: int | None, procs: int | None, data: Path | None) -> "tuple[Plan, RunDir]":
-    from fortyfold.launch.plan import make_plan, place_here, place_there
+    from fortyfold.launch.plan import make_plan, place_there, runs_here
 
-    here = place_here(site) / f".check-{os.getpid()}-{time.time_ns()}"
+    here = runs_here(site) / f".check-{os.getpid()}-{time.time_ns()}"
     run = place_there(site, here)
     job = {"verb": "check", "run": str(run), "deadline_seconds": DEADLINE_SECONDS, "data": str(data) if data else None,
            "staged": None, "recipe": {"log": {"sinks": [], "every_steps": 50}}}  # fmt: skip

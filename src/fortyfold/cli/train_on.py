@@ -99,9 +99,9 @@ def _plan(recipe: Recipe, wishes: Wishes) -> "Plan":
 
 def _run_here(recipe: Recipe, wishes: Wishes) -> Path:
     """The run directory as this machine sees it."""
-    from fortyfold.launch.plan import place_here
+    from fortyfold.launch.plan import runs_here
 
-    return (wishes.out or place_here(wishes.site) / recipe.name).absolute()
+    return (wishes.out or runs_here(wishes.site) / recipe.name).absolute()
 
 
 def _show(rendered: "Rendered") -> None:

@@ -5,7 +5,8 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.launch.run_command import no_tool
+from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.stop import StopFlag, write_request
 
@@ -18,7 +19,7 @@ def run_in_foreground(
     """Until it ends; gives its exit code. In a session of its own: a signal to this command asks the run to save."""
     asked = False
     if shutil.which(command[0]) is None:
-        raise UserError(f"there is no {command[0]} on this machine; give the command where the cluster's are")
+        raise no_tool(command[0])
     with subprocess.Popen(command, stdin=terminal, start_new_session=True) as process:
         while process.poll() is None:
             try:

@@ -4,6 +4,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import BinaryIO, cast
 
 from fortyfold.launch import remote
@@ -34,19 +35,19 @@ def _sending(plan: Plan, node: int, *options: str) -> str:
 
 def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Attend) -> None:
     """Before a start: the hosts and this machine agree on how far the run is. The later attempt's word holds."""
+    remote.attended([partial(_settle, plan, hosts, run_dir)], attend)
+
+
+def _settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
     path = quote_path(str(plan.run))
-
-    def work(first: str) -> None:
-        said = remote.run(_site(plan), first, _script(plan, "attempt", path)).split()  # a shell's greeting may be first
-        there = int(said[-1]) if said and said[-1].isdigit() else 0
-        if there >= (run_dir.read_attempt() or 0):
-            fetch(plan, hosts, run_dir)
-        else:
-            _push(plan, first, run_dir, ranks_only=False)
-        for host in hosts[1:]:
-            _push(plan, host, run_dir, ranks_only=True)
-
-    remote.on_all_hosts(hosts[:1], work, attend)
+    said = remote.run(_site(plan), hosts[0], _script(plan, "attempt", path)).split()  # a shell's greeting may be first
+    there = int(said[-1]) if said and said[-1].isdigit() else 0
+    if there >= (run_dir.read_attempt() or 0):
+        fetch(plan, hosts, run_dir)
+    else:
+        _push(plan, hosts[0], run_dir, ranks_only=False)
+    for host in hosts[1:]:
+        _push(plan, host, run_dir, ranks_only=True)
 
 
 def set_aside(plan: Plan, hosts: Sequence[str]) -> None:

@@ -100,7 +100,7 @@ def is_apart(site: Site) -> bool:
     return isinstance(site, RemoteSite) and not site.shared
 
 
-def place_here(site: Site) -> Path:
+def runs_here(site: Site) -> Path:
     """The folder of runs as this machine sees it: the nodes' own, or that of copies where no disk is shared."""
     return Path("runs" if is_apart(site) else site.run_root or "runs").expanduser().absolute()
 

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,17 +86,17 @@ def require_success(process: Process, host: str) -> None:
         raise UserError(f"host {host}: {complaint(code, said)}")
 
 
-def on_all_hosts(hosts: Sequence[str], work: Callable[[str], object], attend: Attend) -> None:
-    """At once, in threads that nobody waits for when `attend` raises: they end with their connections."""
+def attended(works: Sequence[Callable[[], object]], attend: Attend) -> None:
+    """All at once, in threads that nobody waits for when `attend` raises: they end with their connections."""
     failures: list[Exception] = []
 
-    def attempt(host: str) -> None:
+    def attempt(work: Callable[[], object]) -> None:
         try:
-            work(host)
+            work()
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=attempt, args=(host,), name=f"host-{host}", daemon=True) for host in hosts]
+    threads = [threading.Thread(target=attempt, args=(work,), name="remote", daemon=True) for work in works]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads) and not failures:
@@ -103,6 +104,10 @@ def on_all_hosts(hosts: Sequence[str], work: Callable[[str], object], attend: At
         time.sleep(0.1)
     if failures:
         raise failures[0]
+
+
+def on_all_hosts(hosts: Sequence[str], work: Callable[[str], object], attend: Attend) -> None:
+    attended([partial(work, host) for host in hosts], attend)
 
 
 def complaint(code: int, said: bytes) -> str:

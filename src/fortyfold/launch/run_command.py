@@ -16,10 +16,14 @@ def run_command(command: Sequence[str], environment: Mapping[str, str] | None = 
             list(command), env=environment, input=text, capture_output=True, text=True, timeout=PATIENCE_SECONDS
         )
     except FileNotFoundError:
-        raise UserError(f"there is no {command[0]} on this machine; give the command where the cluster's are") from None
+        raise no_tool(command[0]) from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{command[0]} has not answered for {PATIENCE_SECONDS:.0f} s; try again") from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
         raise UserError(f"{shlex.join(command[:2])} failed: {said}")
     return done.stdout
+
+
+def no_tool(name: str) -> UserError:
+    return UserError(f"there is no {name} on this machine; give the command where the cluster's are")

@@ -316,7 +316,8 @@ def _is_still(lock: Path, descriptor: int) -> bool:
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace `path` by `data`: a reader, or a crash, sees the old content or the new, never a part.
 
-    Who may read it: `mode` without the umask. When that fails nothing is left beside it, and the OSError names `path`.
+    `mode`, less the umask, says who may read it. When writing fails nothing is left beside it, and the OSError names
+    `path`.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")  # other hosts have the same numbers
     try:

@@ -66,8 +66,8 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     head = [] if interactive else [f"#SBATCH {option}" for option in [*options, *batch, *site.lines]]
     about = comment(f"The run {plan.name} on the site {plan.site_name}, written by fortyfold train.")
     deadline = f"export FORTYFOLD_DEADLINE=$((SLURM_JOB_END_TIME - {site.warn_seconds}))"
-    log = ' >> "$run/logs/job-$job.log" 2>&1' if interactive else ""
-    note = 'echo "$job" > "$run/launch/job-id"\n' if interactive else ""
+    log = ' >> "$run/logs/job-$SLURM_JOB_ID.log" 2>&1' if interactive else ""
+    note = 'echo "$SLURM_JOB_ID" > "$run/launch/job-id"\n' if interactive else ""  # srun knows no other name of a task
     body = _BODY.format(run=quote(str(plan.run)), srun=" ".join(_srun_options(plan)), log=log, note=note)
     if interactive:
         body = f'if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then {deadline}; fi\n{body}'
