@@ -100,6 +100,8 @@ class Site(Section):
             raise ValueError("conda and venv exclude each other; keep one")
         if self.binds and not self.container:
             raise ValueError("binds is for a container, and does nothing here; leave it out")
+        if self.run_root and "://" in self.run_root:
+            raise ValueError(f"run_root is a folder, such as one of EFS, and {self.run_root} is not")
         if self.groups and self.nodes is not None:
             raise ValueError("groups count the nodes; leave nodes out")
         return self
