@@ -51,6 +51,7 @@ groups = [{{ gpus = 2 }}, {{ gpus = 1 }}]
 """
 
 
+INTERACTIVE = ("train", "tiny", "--on", "gpus", "--interactive", "--out")
 GUIDE = Path(__file__).parents[2] / "docs/guides/sites.md"
 
 
@@ -205,9 +206,9 @@ def test_who_stops_or_cancels_it_has_it_saved_and_not_queued_again(bench: Bench)
     assert code == 0 and re.search(r"^cancelled +stopped: terminated ", out, re.MULTILINE)
 
 
-def in_allocation(bench: Bench, num_gpus: int, name: str) -> "subprocess.CompletedProcess[str]":
-    """The command of --interactive inside an allocation of two nodes with so many GPUs in all."""
-    command = [sys.executable, "-m", "fortyfold", "train", "tiny", "--on", "gpus", "--interactive", "--out", name]
+def in_allocation(bench: Bench, num_gpus: int, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A command inside an allocation of two nodes with so many GPUs in all."""
+    command = [sys.executable, "-m", "fortyfold", *arguments]
     return subprocess.run(
         ["salloc", "--nodes=2", "--ntasks-per-node=1", f"--gpus={num_gpus}", *command], cwd=bench.folder,
         env={**os.environ, **bench.cluster.environment}, capture_output=True, text=True, timeout=PATIENCE_SECONDS,
@@ -215,7 +216,7 @@ def in_allocation(bench: Bench, num_gpus: int, name: str) -> "subprocess.Complet
 
 
 def test_nodes_of_unequal_gpus_in_an_allocation_of_ones_own(bench: Bench) -> None:
-    done = in_allocation(bench, 3, "runs/a b")
+    done = in_allocation(bench, 3, *INTERACTIVE, "runs/a b")
     assert done.returncode == 0, done.stdout + done.stderr + bench.log("a b")
     assert "test_resnet on 3 ranks" in done.stdout and done.stdout.count("epoch 3/3") == 2
     assert len(events_of(bench.run_dir("a b"), "finished")) == 1
@@ -240,7 +241,10 @@ def test_a_check_finds_what_is_wrong(bench: Bench) -> None:
 
 
 def test_a_world_that_is_not_the_planned_one_is_refused(bench: Bench) -> None:
-    done = in_allocation(bench, 2, "runs/unfit")
+    done = in_allocation(bench, 2, "sites", "check", "gpus", "--run")
+    assert done.returncode == 2 and done.stdout.startswith("gpus: 2 GPUs were found ("), done.stdout + done.stderr
+    assert "and 3 ranks were planned" in done.stdout
+    done = in_allocation(bench, 2, *INTERACTIVE, "runs/unfit")
     assert done.returncode == 2
     assert "2 GPUs were found (" in done.stderr and "and 3 ranks were planned" in done.stderr
     assert not bench.run_dir("unfit").exists

@@ -78,6 +78,8 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
 
 def test_gpus_that_are_missing(tmp_path: Path) -> None:
     assert problems(plan_of(tmp_path, gpus=4), num_gpus=1) == ["1 GPUs are seen, and 4 were asked for"]
+    unequal = [{"gpus": 2}, {"gpus": 1}]  # in which order is Slurm's choice
+    assert problems(plan_of(tmp_path, groups=unequal), num_gpus=1) == []
 
 
 def test_all_nodes_problems_are_told_by_name(tmp_path: Path) -> None:

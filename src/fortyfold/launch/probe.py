@@ -88,5 +88,7 @@ def _probe_data(plan: Plan) -> Iterator[str]:
 
 
 def _probe_gpus(plan: Plan, procs: int, num_gpus: int | None) -> Iterator[str]:
+    if plan.site.kind == "slurm" and len(set(plan.shapes)) > 1:
+        return  # which node is which is Slurm's choice: only all together can tell (facts.py)
     if plan.shapes[0].gpus.count and (num_gpus or 0) < procs:
         yield f"{num_gpus or 'no'} GPUs are seen, and {procs} were asked for"
