@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from learners import make_model, recipe
 from torch.nn import functional
 
+from fortyfold.engine import checkpoint
 from fortyfold.engine.device import DeviceBatch
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.train import train
 from fortyfold.parallel import Gossip, LocalSGD, accord
-from fortyfold.parallel.ranks import Ranks
+from fortyfold.parallel.ranks import Ranks, find_far
 from fortyfold.parallel.sync_bn import synchronise
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.recipe_file import load_recipe
@@ -328,6 +330,15 @@ def train_by_the_api(ranks: Ranks, out: str, data: str) -> dict[str, Any]:
     spec = load_recipe("tiny", {"data.root": data, "data.demo": None, "epochs": 1})
     outcome = fortyfold.train(spec, out=out, on_event=lambda event: heard.append(event["kind"]))
     return {"finished": outcome.finished, "heard": heard}
+
+
+def bring_checkpoint(ranks: Ranks, runs: list[str], name: str) -> list[bool]:
+    """Each rank on a node of its own, with its own path of the run; gives far and apart."""
+    world = replace(ranks.world, node_sizes=(1,) * ranks.world.size)
+    run_dir = RunDir(Path(runs[world.rank]))
+    found = find_far(replace(ranks, world=world), run_dir.path)
+    checkpoint.bring(run_dir, name, found)
+    return [found.far, found.apart]
 
 
 def scores(ranks: Ranks, run: str) -> dict[str, list[float]]:

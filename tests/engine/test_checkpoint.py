@@ -11,6 +11,7 @@ from conftest import skip_or_fail
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from learners import make_learner, make_model, recipe, train_steps
+from rank_pool import RankPool
 
 from fortyfold.engine import checkpoint
 from fortyfold.engine.checkpoint import EMA, MANIFEST, TRAINING, Damaged
@@ -265,3 +266,18 @@ def test_a_writer_that_another_attempt_has_replaced_publishes_nothing(tmp_path: 
     with pytest.raises(RunFailed, match=r"^attempt 2 has taken over .*; this one saves nothing any more$"):
         save(run_dir, 4, learner)
     assert [path.name for path in run_dir.checkpoints.iterdir()] == ["step-000000002-0001"]
+
+
+def test_only_who_does_not_see_the_first_nodes_disk_is_sent_a_checkpoint(
+    three_ranks: RankPool, pair: RunDir, tmp_path: Path
+) -> None:
+    """Whatever the site says of disks: of three nodes two share one, and the third has something older."""
+    first, other = RunDir(tmp_path / "first"), RunDir(tmp_path / "other")
+    shutil.copytree(pair.path, first.path)
+    other.checkpoint(0, 1).mkdir(parents=True)
+    newest, runs = first.checkpoint_names()[0], [str(first.path), str(first.path), str(other.path)]
+    answers = three_ranks.run("bring_checkpoint", runs=runs, name=newest)
+    assert answers == [[False, True], [False, True], [True, True]]
+    assert first.checkpoint_names() == pair.checkpoint_names() and other.checkpoint_names() == [newest]
+    assert checkpoint.read(other.checkpoints / newest).progress.step == 2
+    assert not [*first.path.glob(".seen-*"), *other.path.glob(".seen-*")]

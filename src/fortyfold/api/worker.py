@@ -18,7 +18,7 @@ from typing import Any
 from fortyfold.data.stage import Staged
 from fortyfold.parallel.failure import report
 from fortyfold.parallel.pulse import Pulse
-from fortyfold.parallel.ranks import is_broken_connection, joined, world_from_environment
+from fortyfold.parallel.ranks import find_far, is_broken_connection, joined, world_from_environment
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.failure import name_ranks
 from fortyfold.spec.parent import die_with_parent
@@ -57,7 +57,9 @@ def _train(job: Job, run_dir: RunDir, pulse: Pulse) -> None:
     recipe = parse_recipe(job["recipe"], source="the launcher")
     staged = Staged.from_json(job["staged"]) if job["staged"] else None
     hearing = hearing_requests(run_dir, stop) if world.rank == 0 else nullcontext()
-    with hearing, joined(recipe.seed, apart=job.get("apart", False)) as ranks:
+    with hearing, joined(recipe.seed) as ranks:
+        if job.get("apart"):  # by the site's word; some may see the run directory all the same
+            ranks = find_far(ranks, run_dir.path)
         train(recipe, run_dir, stop, job["command"], staged, ranks=ranks, pulse=pulse)
 
 

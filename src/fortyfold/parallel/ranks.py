@@ -5,11 +5,13 @@ A run of one rank has no process group; every question is then answered at once 
 
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -35,8 +37,10 @@ class Ranks:
     world: World = field(default_factory=World)
     talk: dist.ProcessGroup | None = None
     """For small talk, by Gloo: the host's, whatever gradients go by."""
+    far: bool = False
+    """Whether this rank does not see rank 0's disk, which has the run: it is sent what it needs of it."""
     apart: bool = False
-    """Whether the nodes share no disk: rank 0's has the run, and others are sent what they need of it."""
+    """Whether that is so of any rank."""
 
     @property
     def many(self) -> bool:
@@ -46,11 +50,6 @@ class Ranks:
     def first(self) -> bool:
         """Whether this rank is the one that writes what there is once a run."""
         return self.world.rank == 0
-
-    @property
-    def far(self) -> bool:
-        """Whether this rank does not see rank 0's disk."""
-        return self.apart and self.world.node != self.world.nodes()[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, in the order of ranks, on every rank."""
@@ -141,14 +140,14 @@ def world_from_environment() -> World:
 
 
 @contextmanager
-def joined(seed: int = 0, *, apart: bool = False) -> Iterator[Ranks]:
-    """Meet the other ranks that torchrun started, if there are any; part with them at the end. `apart`: as in Ranks.
+def joined(seed: int = 0) -> Iterator[Ranks]:
+    """Meet the other ranks that torchrun started, if there are any; part with them at the end.
 
     On a GPU gradients go by NCCL; what is said besides goes by Gloo, which the GPU need not know of. Where somebody has
     made a process group already, that is used, and left.
     """
     if dist.is_initialized() or world_from_environment().size == 1:
-        yield replace(group_ranks(seed), apart=apart)
+        yield group_ranks(seed)
         return
     backend = "gloo"
     if torch.cuda.is_available():
@@ -156,8 +155,27 @@ def joined(seed: int = 0, *, apart: bool = False) -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl"
     world, store = world_from_environment(), _meeting_point()
     dist.init_process_group(backend, timeout=BACKSTOP, store=store, rank=world.rank, world_size=world.size)
-    yield replace(group_ranks(seed), apart=apart)
+    yield group_ranks(seed)
     dist.destroy_process_group()  # not after an error: it may wait for ranks that are gone
+
+
+def find_far(ranks: Ranks, folder: Path) -> Ranks:
+    """With `far` and `apart` as they are: who sees the mark that rank 0 leaves in `folder` shares its disk."""
+    mark = folder / ranks.from_first(lambda: _leave_mark(folder))
+    far = not mark.exists()
+    apart = any(ranks.gather(far))
+    if ranks.first:
+        mark.unlink()
+    return replace(ranks, far=far, apart=apart)
+
+
+def _leave_mark(folder: Path) -> str:
+    name = f".seen-{secrets.token_hex(8)}"
+    try:
+        (folder / name).touch()
+    except OSError as error:
+        raise RunFailed(f"cannot write to {folder}: {error.strerror}") from None
+    return name
 
 
 def _own_gpu() -> int:
