@@ -2,7 +2,7 @@
 
     python aws_machines.py FOLDER OWN-ADDRESS ADDRESS=NAMESPACE …
 
-Serves EC2 to the host that it is started on. An instance gets the host key of its user data, an sshd, a home folder,
+Serves EC2 and S3. An instance gets the host key of its user data, an sshd, a home folder,
 instance metadata, and the disks that are attached to it; when EC2 says that it is terminated, all its processes are
 killed. FOLDER has `ready.json` (where EC2 is, and a subnet whose addresses are the hosts'), `state.json` (how all
 stands), and takes a file `notice` with the number of a node that is to be taken away.
@@ -73,7 +73,7 @@ class Machines:
         notices = self.stack.enter_context(metadata(self.address))
         variables = {
             "HOME": home, "PATH": f"{self.folder}/tools:{os.environ['PATH']}", "DISKS": self.folder / "disks",
-            "AWS_EC2_METADATA_SERVICE_ENDPOINT": notices.url,
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": notices.url, "AWS_ENDPOINT_URL_S3": self.ec2.url,
         }  # fmt: skip
         lines = [
             "Port 22", f"ListenAddress {address}", f"HostKey {key}", f"AuthorizedKeysFile {self.folder}/user.pub",
@@ -108,8 +108,10 @@ class Machines:
 
 
 def main(folder: Path, address: str, namespaces: dict[str, str]) -> None:
-    with cloud() as ec2:
+    with cloud(address) as ec2:
         ec2.reset()
+        ec2.s3.create_bucket(Bucket="my-bucket")
+        ec2.iam.create_instance_profile(InstanceProfileName="writes-there")
         network = ec2.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
         subnet = ec2.ec2.create_subnet(VpcId=network, CidrBlock="10.0.0.0/24", AvailabilityZone=ZONE)["Subnet"]
         disks = ec2.make_volumes(*(f"imagenet_{node}" for node in range(4)))

@@ -1,5 +1,6 @@
-"""EC2 as moto plays it, on a port of this machine, and instance metadata as a few lines do."""
+"""EC2 and S3 as moto plays them, on a port of this machine, and instance metadata as a few lines do."""
 
+import json
 import logging
 import os
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import boto3
 
+_CREDENTIALS = "/latest/meta-data/iam/security-credentials/"
 REGION, ZONE = "us-east-1", "us-east-1b"
 SITE = {
     "kind": "aws", "region": REGION, "instance_type": "p3.16xlarge", "ami": "training-*", "key": "mine",
@@ -24,7 +26,9 @@ class Cloud:
     def __init__(self, url: str) -> None:
         self.url, self.image = url, ""
         anybody = {"aws_access_key_id": "id", "aws_secret_access_key": "word"}
-        self.ec2: Any = boto3.client("ec2", endpoint_url=url, region_name=REGION, **anybody)
+        self.ec2, self.s3, self.iam = (
+            boto3.client(service, endpoint_url=url, region_name=REGION, **anybody) for service in ("ec2", "s3", "iam")
+        )
 
     def reset(self) -> None:
         request = urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")  # noqa: S310
@@ -63,22 +67,22 @@ class Cloud:
 
 
 @contextmanager
-def cloud() -> Iterator[Cloud]:
+def cloud(address: str = "127.0.0.1") -> Iterator[Cloud]:
     os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # a thousand images, made again at each reset
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
     try:
-        yield Cloud(f"http://127.0.0.1:{port}")
+        yield Cloud(f"http://{address}:{port}")
     finally:
         server.stop()
 
 
 class Metadata(ThreadingHTTPServer):
-    """IMDSv2: a token by PUT, without which nothing is said; a notice once `notice` is set."""
+    """IMDSv2: a token by PUT, without which nothing is said; a notice once `notice` is set; anybody's credentials."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         super().__init__((address, 0), _Answers)
@@ -106,6 +110,11 @@ class _Answers(BaseHTTPRequestHandler):
             self._answer(401, "")
         elif self.path == "/latest/meta-data/spot/instance-action" and self.server.notice.is_set():
             self._answer(200, '{"action": "terminate", "time": "2030-01-01T00:00:00Z"}')
+        elif self.path == _CREDENTIALS:
+            self._answer(200, "a-profile")
+        elif self.path == f"{_CREDENTIALS}a-profile":
+            given = {"AccessKeyId": "id", "SecretAccessKey": "hush-hush", "Token": "hush-hush"}
+            self._answer(200, json.dumps({"Code": "Success", "Expiration": "2099-01-01T00:00:00Z", **given}))
         else:
             self._answer(404, "")
 

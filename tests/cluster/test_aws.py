@@ -22,11 +22,12 @@ from ssh_hosts import missing_tool
 import fortyfold
 from fortyfold.spec.events import read_events
 from fortyfold.spec.ranks import read_merged_steps
+from fortyfold.spec.records import last_attempts, read_steps
 from fortyfold.spec.run_dir import RunDir
 
 MACHINES = Path(__file__).parents[1] / "aws_machines.py"
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")  # hosts.py
-NUM_HOSTS = 11  # moto's first address is 10.0.0.4, and a second gang of four has other addresses than the first
+NUM_HOSTS = 17  # moto's first address is 10.0.0.4, and every instance has another: two gangs of four, three of two
 PATIENCE_SECONDS = 400.0
 SITE = """
 [cloud]
@@ -48,6 +49,7 @@ bootstrap = "there"
 python = "{python}"
 variables = {{ PYTHONPATH = "{source}", OMP_NUM_THREADS = "1" }}
 """
+S3 = 'run_root = "s3://my-bucket/runs"\ninstance_profile = "writes-there"\n'
 
 
 def wait_until(happens: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
@@ -68,7 +70,7 @@ class Bench:
             region=REGION, folder=folder, subnet=ready["subnet"], address=client.address, python=sys.executable,
             source=source,
         )  # fmt: skip
-        (folder / "sites.toml").write_text(text)
+        (folder / "sites.toml").write_text(text + text.replace("[cloud]", "[s3]") + S3)
 
     def start(self, *arguments: object) -> "subprocess.Popen[str]":
         anybody = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
@@ -127,3 +129,33 @@ def test_a_spot_notice_saves_all_and_a_new_gang_goes_on(bench: Bench) -> None:
     assert bench.state()["groups"] == 0 and bench.state()["volumes"] == ["available"] * 4
     for path in run_dir.path.rglob("*"):
         assert not path.is_file() or b"hush-hush" not in path.read_bytes(), path
+
+
+@pytest.mark.drill
+def test_kept_on_s3_it_goes_on_without_anything_of_this_machine(bench: Bench) -> None:
+    options = ("--epochs", 60, "--set", "checkpoint.every_steps=40", "--data", bench.folder / "data", "--out", "mine/s3")
+    command = ("train", "tiny", "--on", "s3", "--nodes", 2, "--yes", *options)
+    run_dir = RunDir(bench.folder / "mine/s3")
+
+    def starts() -> list[int]:
+        return [event["step"] for event in read_events(run_dir.events()) if event["kind"] == "started"]
+
+    def is_saved() -> bool:
+        return any(event["kind"] == "saved" for event in read_events(run_dir.events()))
+
+    process = bench.start(*command)
+    wait_until(is_saved, process)
+    (bench.folder / "notice").write_text("1")
+    wait_until(lambda: len(starts()) == 2, process)
+    assert starts()[1] >= 40 and run_dir.checkpoint_names() == []
+    process.kill()
+    process.communicate()
+    shutil.rmtree(bench.folder / "mine")
+    process = bench.start(*command)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    logs = "".join(path.read_text() for path in sorted(run_dir.logs.glob("job-*.log")))
+    assert (process.returncode, err) == (0, ""), out + logs
+    assert len(starts()) == 3 and starts()[2] >= starts()[1]
+    assert read_events(run_dir.events())[-1]["kind"] == "finished" and run_dir.saved_steps() == 480
+    assert last_attempts(read_steps(run_dir.steps()))["step"].tolist() == list(range(480))
+    wait_until(lambda: set(bench.state()["instances"]) == {"terminated"})

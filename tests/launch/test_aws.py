@@ -17,7 +17,7 @@ from fortyfold.launch.aws.gang import Work, start_when_there_is_room
 from fortyfold.launch.aws.group import make_group
 from fortyfold.launch.aws.host_key import HostKey
 from fortyfold.launch.aws.lookup import look_up
-from fortyfold.launch.aws.session import Ec2, connect
+from fortyfold.launch.aws.session import Client, connect
 from fortyfold.launch.aws.tags import RUN, run_tag
 from fortyfold.launch.contract import Rendered
 from fortyfold.launch.kinds import aws
@@ -194,7 +194,7 @@ def fail(hosts: Hosts) -> tuple[str, int]:
 def test_credentials_that_expire_meanwhile(ec2: Cloud, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances that EC2 does not end for us are told to end themselves."""
     client = boto3.client("ec2", region_name=REGION)
-    monkeypatch.setattr(aws, "connect", lambda site: Ec2(client))
+    monkeypatch.setattr(aws, "connect", lambda site: Client(client))
     stub = Stubber(client)
 
     def act(hosts: Hosts) -> tuple[str, int]:

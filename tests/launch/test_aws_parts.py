@@ -22,8 +22,8 @@ from fortyfold.launch.aws.data_volumes import make_volumes
 from fortyfold.launch.aws.host_key import HostKey, make_host_key, render_ssh_config
 from fortyfold.launch.aws.lookup import Found, Image, Subnet, Volume, find_volumes
 from fortyfold.launch.aws.preview import describe
-from fortyfold.launch.aws.session import AwsError, Ec2
-from fortyfold.launch.aws.volumes import mount_script
+from fortyfold.launch.aws.session import AwsError, Client
+from fortyfold.launch.aws.volumes import mount_script, runs_script
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.site_file import parse_site
@@ -52,7 +52,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubber]:
 
 
 def start(stub: Stubber) -> list[str]:
-    return instances.start_instances(Ec2(stub.client), make_site(), FOUND, 4, "sg-1", "data", {"Name": "x"})
+    return instances.start_instances(Client(stub.client), make_site(), FOUND, 4, "sg-1", "data", {"Name": "x"})
 
 
 def expected_request(subnet: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_any_other_refusal_is_final(stub: Stubber) -> None:
 def test_an_expired_credential_is_one_line(stub: Stubber) -> None:
     stub.add_client_error("describe_volumes", "RequestExpired", "Request has\nexpired.")
     with pytest.raises(UserError) as caught:
-        find_volumes(Ec2(stub.client), make_site(volume="imagenet"), 1)
+        find_volumes(Client(stub.client), make_site(volume="imagenet"), 1)
     line = "AWS: describe_volumes: RequestExpired: Request has expired; the credentials have expired; log in again"
     assert str(caught.value).startswith(line)
 
@@ -116,27 +116,27 @@ def test_instances_take_their_time(stub: Stubber) -> None:
     pending, running = described(_0="pending", _1="running"), described(_1="running", _0="running")
     for answer in (described(), pending, running):
         stub.add_response("describe_instances", answer, {"Filters": ANY})
-    addresses = instances.await_running(Ec2(stub.client), ["i-0", "i-1"], lambda: None, private=False)
+    addresses = instances.await_running(Client(stub.client), ["i-0", "i-1"], lambda: None, private=False)
     assert addresses == ["198.51.100.0", "198.51.100.1"]
 
 
 def test_instances_may_be_lost_at_once(stub: Stubber) -> None:
     stub.add_response("describe_instances", described(_0="running", _1="shutting-down"))
     with pytest.raises(instances.InstancesLost, match=r"^instance i-1 ended at once: Server\.SpotInstanceTermination$"):
-        instances.await_running(Ec2(stub.client), ["i-0", "i-1"], lambda: None, private=False)
+        instances.await_running(Client(stub.client), ["i-0", "i-1"], lambda: None, private=False)
 
 
 def test_the_end_is_awaited(stub: Stubber) -> None:
     stub.add_response("terminate_instances", {}, {"InstanceIds": ["i-0"]})
     stub.add_response("describe_instances", described(_0="shutting-down"))
     stub.add_response("describe_instances", described(_0="terminated"))
-    instances.end_instances(Ec2(stub.client), ["i-0"])
+    instances.end_instances(Client(stub.client), ["i-0"])
 
 
 def test_a_group_goes_when_nothing_is_in_it(stub: Stubber) -> None:
     stub.add_client_error("delete_security_group", "DependencyViolation", "has a dependent object")
     stub.add_response("delete_security_group", {}, {"GroupId": "sg-1"})
-    reaping._delete_group(Ec2(stub.client), "sg-1")
+    reaping._delete_group(Client(stub.client), "sg-1")
 
 
 def volume(number: int, name: str = "", zone: str = "us-east-1a") -> dict[str, Any]:
@@ -155,7 +155,7 @@ def volume(number: int, name: str = "", zone: str = "us-east-1a") -> dict[str, A
 def test_volumes_must_be_clear(stub: Stubber, found: list[dict[str, Any]], complaint: str) -> None:
     stub.add_response("describe_volumes", {"Volumes": found})
     with pytest.raises(UserError, match=complaint):
-        find_volumes(Ec2(stub.client), make_site(volume="imagenet"), 2)
+        find_volumes(Client(stub.client), make_site(volume="imagenet"), 2)
 
 
 def test_volumes_fix_the_zone() -> None:
@@ -168,7 +168,7 @@ def test_a_volume_that_is_let_go_late(stub: Stubber) -> None:
     wanted = [Volume("vol-0", "imagenet_0", "us-east-1a", "in-use", 10)]
     stub.add_response("describe_volumes", {"Volumes": [volume(0) | {"State": "in-use"}]})
     stub.add_response("describe_volumes", {"Volumes": [volume(0)]})
-    volumes.await_available(Ec2(stub.client), wanted, lambda: None)
+    volumes.await_available(Client(stub.client), wanted, lambda: None)
 
 
 def test_all_volumes_or_none(stub: Stubber) -> None:
@@ -176,7 +176,7 @@ def test_all_volumes_or_none(stub: Stubber) -> None:
     stub.add_client_error("create_volume", "VolumeLimitExceeded", "no more")
     stub.add_response("delete_volume", {}, {"VolumeId": "vol-0"})
     with pytest.raises(UserError, match="VolumeLimitExceeded"):
-        make_volumes(Ec2(stub.client), ["data_0", "data_1"], "us-east-1a", "snap-1", None, 4000)
+        make_volumes(Client(stub.client), ["data_0", "data_1"], "us-east-1a", "snap-1", None, 4000)
 
 
 def test_the_question() -> None:
@@ -252,6 +252,10 @@ TOOLS = {
 
 
 def run_mount(folder: Path, site: AwsSite, blkid: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    return run_script(folder, mount_script(site, Volume("vol-0123", "it's_0", "us-east-1a", "available", 10)), blkid)
+
+
+def run_script(folder: Path, script: str, blkid: int = 0) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """The script, with tools that only note how they were called."""
     tools, log = folder / "tools", folder / "log"
     tools.mkdir(exist_ok=True)
@@ -261,7 +265,6 @@ def run_mount(folder: Path, site: AwsSite, blkid: int) -> tuple[subprocess.Compl
         note = "" if name == "sudo" else f'echo "{name} $*" >> {log}\n'
         tool.write_text(f"#!/bin/bash\n{note}{body.replace('{blkid}', str(blkid))}\n")
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    script = mount_script(site, Volume("vol-0123", "it's_0", "us-east-1a", "available", 10))
     environment = {"PATH": f"{tools}:/usr/bin:/bin"}
     done = subprocess.run(["bash", "-s"], input=script, capture_output=True, text=True, env=environment)
     calls = [line for line in log.read_text().splitlines() if not line.startswith(("lsblk", "blkid"))]
@@ -295,6 +298,15 @@ def test_nothing_is_formatted_in_doubt(tmp_path: Path, blkid: int, complaint: st
     assert calls == []
 
 
+def test_the_disk_that_runs_are_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "runs"
+    monkeypatch.setattr(volumes, "RUNS_MOUNT", str(target))
+    done, calls = run_script(tmp_path, runs_script(make_site(run_root="fs-0a1b:/my.runs"), "fs-0a1b:/my.runs"))
+    assert done.returncode == 0 and target.is_dir(), done.stderr
+    (call,) = calls
+    assert call.startswith("mount -t nfs4 -o nfsvers=4.1,") and call.endswith(f"amazonaws.com:/my.runs {target}")
+
+
 def test_efs_is_copied(tmp_path: Path) -> None:
     script = mount_script(make_site(volume="x", fill="fs-0a1b:/imagenet"), Volume("vol-1", "x_0", "z", "available", 1))
     assert "fs-0a1b.efs.us-east-1.amazonaws.com:/imagenet" in script
@@ -306,6 +318,10 @@ def test_efs_is_copied(tmp_path: Path) -> None:
     [
         ({"fill": "http://x"}, "neither s3"),
         ({"volume_offset": 2}, "volume_offset is for a volume"),
+        ({"run_root": "s3://Bucket!"}, "'s3://Bucket!' is neither s3://bucket/folder nor a folder of EFS"),
+        ({"run_root": "s3://bucket/runs"}, "run_root on S3 needs instance_profile"),
+        ({"run_root": "fs-0a1b:/runs", "shared": True}, "shared needs run_root to be a folder"),
+        ({"shared": True}, "shared needs run_root to be a folder"),
         ({"ssh_from": "0.0.0.0/0"}, "not one IPv4 address"),
         ({"groups": [{"nodes": 2}], "nodes": None}, "are alike"),
         ({"time_limit": "02:00"}, "leaves nothing of time_limit"),

@@ -88,10 +88,44 @@ def test_a_checkpoint_is_whole_or_absent_and_pruned_ones_go(source: RunDir, tmp_
     assert copy.checkpoint_names() == ["step-000000005-0001"]
 
 
+def test_an_older_copy_removes_nothing_newer(source: RunDir, tmp_path: Path) -> None:
+    copy, buffer = RunDir(tmp_path / "copy"), BytesIO()
+    for run_dir, steps in ((source, (3,)), (copy, (2, 5))):
+        for step in steps:
+            save(run_dir, step)
+    send(source, buffer, once=True)
+    list(read_changes(copy, BytesIO(buffer.getvalue())))
+    assert copy.checkpoint_names() == ["step-000000005-0001", "step-000000003-0001"]
+
+
+def test_all_but_checkpoints(source: RunDir, tmp_path: Path) -> None:
+    """Those that the copy has of old go as they go there."""
+    copy, buffer = RunDir(tmp_path / "copy"), BytesIO()
+    save(source, 5)
+    save(copy, 3)
+    send(source, buffer, "no-checkpoints", once=True)
+    list(read_changes(copy, BytesIO(buffer.getvalue())))
+    assert set(files(copy)) == {"run.json", "events-00000.jsonl", "logs/rank-00001.log"}
+
+
+def test_hosts_that_share_a_disk_may_send_the_same_twice(source: RunDir, tmp_path: Path) -> None:
+    copy, senders = RunDir(tmp_path / "copy"), [Sender(source), Sender(source, "records")]
+    for sender in senders:
+        carry(sender, source, copy)
+    for _ in range(3):
+        for sender in senders:
+            with source.events().open("a") as events:
+                events.write("more\n")
+            carry(sender, source, copy)
+    list(senders[0].changes())
+    carry(senders[1], source, copy)
+    assert copy.events().read_text() == source.events().read_text()
+
+
 def test_other_ranks_send_their_records_only(source: RunDir, tmp_path: Path) -> None:
     copy = RunDir(tmp_path / "copy")
     save(source, 3)
-    carry(Sender(source, ranks_only=True), source, copy)
+    carry(Sender(source, "records"), source, copy)
     assert set(files(copy)) == {"events-00000.jsonl", "logs/rank-00001.log"}
 
 

@@ -35,7 +35,7 @@ CLUSTER = {"kind": "slurm", "gpus": "v100:4", "cpus": 16, "memory": "64gb", "tim
         ({"time_limit": "2:00"}, 'time_limit "2:00" is 120 s, of which warn_seconds (180) leaves nothing'),
         ({"time_limit": 60}, 'time_limit: 60 is not text such as "1:00:00"'),
         ({"ports": [40000, 30000]}, "ports: [40000, 30000] are not two ports or more"),
-        ({"run_root": "s3://bucket/runs"}, "run_root is a folder, such as one of EFS, and s3://bucket/runs is not"),
+        ({"run_root": "s3://bucket/runs"}, "run_root is a folder, and s3://bucket/runs is not; only kind aws"),
         ({"hosts": ["a"]}, "unknown key hosts; it is for kind ssh"),
         ({"walltime": "1:00:00"}, "unknown key walltime; did you mean time_limit?"),
         ({"gpus": "v100:0"}, "gpus: 'v100:0' is neither a count of GPUs"),

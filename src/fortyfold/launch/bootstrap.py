@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fortyfold.launch import remote
 from fortyfold.launch.script import environment_lines, quote
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.site import RemoteSite
 
@@ -38,7 +39,7 @@ head -c {constraints_bytes} > "$folder/constraints.txt"
 head -c {wheel_bytes} > "$folder/{wheel_name}"
 {python} -m venv "$folder/venv"
 "$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --force-reinstall \\
-    --constraint "$folder/constraints.txt" "$folder/{wheel_name}" >&2
+    --constraint "$folder/constraints.txt" "$folder/{wheel_name}"{extra} >&2
 touch "$folder/installed"
 }}
 install
@@ -57,7 +58,7 @@ def bootstrap(site: RemoteSite, host: str, say: remote.Say) -> None:
     constraints = pinned_versions().encode()
     script = _INSTALL.format(
         tag=tag(site), python=quote(site.python or "python3"), wheel_name=name,
-        wheel_bytes=len(wheel), constraints_bytes=len(constraints),
+        wheel_bytes=len(wheel), constraints_bytes=len(constraints), extra=quote(_extra(site)),
     )  # fmt: skip
     remote.run(site, host, "\n".join([*environment_lines(site), script]), constraints + wheel)
 
@@ -70,8 +71,13 @@ def installed_python(site: RemoteSite) -> str:
 def tag(site: RemoteSite) -> str:
     """Names an installation: what is in the wheel, and what the site asks of the environment around it."""
     name, wheel = make_wheel()
-    around = repr([site.python, site.modules, site.conda, site.venv, site.variables]).encode()
+    around = repr([site.python, site.modules, site.conda, site.venv, site.variables, _extra(site)]).encode()
     return f"{name.split('-')[1]}-{hashlib.sha256(wheel + around).hexdigest()[:16]}"
+
+
+def _extra(site: RemoteSite) -> str:
+    """What the hosts need besides."""
+    return "[aws]" if isinstance(site, AwsSite) and site.run_store else ""
 
 
 @cache

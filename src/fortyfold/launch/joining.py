@@ -2,6 +2,7 @@
 
 import time
 
+from fortyfold.launch.aws.store import keeping
 from fortyfold.launch.facts import name_node
 from fortyfold.launch.gang import SILENT_SECONDS, Leader, NodeLost, RunNode, Told, follow
 from fortyfold.launch.link import Closed
@@ -32,7 +33,8 @@ def join(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
     leader = Leader(link, stop)
     try:
         run = _prepare(plan, address, leader)
-        follow(leader, place.node, place.num_nodes, run)
+        with keeping(plan, "records"):
+            follow(leader, place.node, place.num_nodes, run)
     except Told as over:
         raise RunFailed(f"{name_node(facts)} is told that it is over: {over}") from None
     except Closed as error:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 from fortyfold.launch.attach import attached
+from fortyfold.launch.aws.store import keeping
 from fortyfold.launch.check import add_problems, describe_ending, require_no_problems
 from fortyfold.launch.facts import Facts, lay_out
 from fortyfold.launch.gang import POLL_SECONDS, Gang, Node, NodeLost
@@ -47,7 +48,8 @@ def _lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
         interface = plan.site.interface if place.num_nodes > 1 else "lo"
         door = invite(interface, plan.site.ports, meeting.publish)
         taken = taking_over(run_dir, keep_cancelled=bool(meeting.start))
-        with taken, hearing_requests(run_dir, stop), door as reception:
+        kept = nullcontext() if plan.checks else keeping(plan, "all")
+        with taken, hearing_requests(run_dir, stop), door as reception, kept:
             gang = _gather(plan, place, reception, stop)
             if plan.checks:
                 add_problems(plan, describe_ending(gang.attempt(lambda: None)))

@@ -1,14 +1,14 @@
 """Keeps a copy of a run directory on another machine up to date: what ssh brings back where no disk is shared.
 
-    python -m fortyfold.launch.mirror send RUN [--once] [--ranks]    writes changes to stdout, once a second
-    python -m fortyfold.launch.mirror receive RUN                    reads them from stdin
-    python -m fortyfold.launch.mirror attempt RUN                    says which attempt the run there has come to
-    python -m fortyfold.launch.mirror set-aside RUN                  moves it out of the way
+    python -m fortyfold.launch.mirror send RUN [--once] [--only PART]    writes changes to stdout, once a second
+    python -m fortyfold.launch.mirror receive RUN                        reads them from stdin
+    python -m fortyfold.launch.mirror attempt RUN                        says which attempt the run there has come to
+    python -m fortyfold.launch.mirror set-aside RUN                      moves it out of the way
 
 A change is a line of JSON with a path and how many bytes follow it. Files that only grow (records, events, logs) are
 sent from where they were, and of two copies the longer is the newer; others whole, and put in place by renaming. A
-checkpoint is sent when it is whole, and is whole or absent in the copy, too. What one side has and the other
-never had is left alone.
+checkpoint is sent when it is whole, its manifest last, and is whole or absent in the copy, too. What one side has and
+the other never had is left alone.
 """
 
 import argparse
@@ -16,19 +16,24 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Literal, get_args
 
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.run_dir import RunDir, write_atomically
 
 ROUND_SECONDS = 1.0
 BLOCK_BYTES = 1 << 20
+MANIFEST = "manifest.json"  # of a checkpoint
 _GROWING = ("events-*.jsonl", "steps-*.bin", "logs/*.log")
 _WHOLE = ("launch/check.json", "run.json", "stopped.json", "summary.csv", "dawnbench.tsv", "points.csv")
+
+
+Part = Literal["records", "no-checkpoints", "all"]
+"""Of a run. The records are what every rank writes for itself: steps, events and logs."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +49,23 @@ class Change:
 class Sender:
     """What has changed in a run directory since it was last asked."""
 
-    def __init__(self, run_dir: RunDir, *, ranks_only: bool = False) -> None:
-        self._run_dir, self._ranks_only = run_dir, ranks_only
+    def __init__(self, run_dir: RunDir, part: Part = "all") -> None:
+        self._run_dir, self._part = run_dir, part
         self._sent: dict[str, tuple[int, int, int]] = {}  # inode, size and time of change
         self._checkpoints: set[str] = set()
 
     def kept(self) -> list[str]:
-        """The checkpoints that there are; those of the copy that are not among them were pruned."""
-        return [] if self._ranks_only else self._run_dir.checkpoint_names()
+        """The checkpoints that there are; older ones of the copy that are not among them were pruned."""
+        return [] if self._part == "records" else self._run_dir.checkpoint_names()
 
     def changes(self) -> Iterator[Change]:
         """Records before checkpoints: what led to one is there first."""
         for pattern in _GROWING:
             yield from self._changed(pattern, grows=True)
-        if not self._ranks_only:
+        if self._part != "records":
             for pattern in _WHOLE:
                 yield from self._changed(pattern, grows=False)
+        if self._part == "all":
             yield from self._new_checkpoints()
 
     def _changed(self, pattern: str, *, grows: bool) -> Iterator[Change]:
@@ -78,7 +84,7 @@ class Sender:
             if name in self._checkpoints:
                 continue
             with suppress(FileNotFoundError):  # it was pruned meanwhile
-                files = sorted((self._run_dir.checkpoints / name).iterdir())
+                files = sorted((self._run_dir.checkpoints / name).iterdir(), key=lambda path: path.name == MANIFEST)
                 sizes = [path.stat().st_size for path in files]
                 for path, size in zip(files, sizes, strict=True):
                     relative = path.relative_to(self._run_dir.path).as_posix()
@@ -118,39 +124,52 @@ def read_changes(run_dir: RunDir, source: BinaryIO) -> Iterator[Change]:
         yield change
 
 
+def pruned(names: Iterable[str], keep: Collection[str]) -> list[str]:
+    """The checkpoints of a copy that are no longer kept; what is newer than all that are was never there."""
+    return [name for name in names if keep and name not in keep and name < max(keep)]
+
+
 def _prune(run_dir: RunDir, keep: list[str]) -> None:
-    for name in run_dir.checkpoint_names():
-        if keep and name not in keep:
-            shutil.rmtree(run_dir.checkpoints / name)
+    for name in pruned(run_dir.checkpoint_names(), keep):
+        shutil.rmtree(run_dir.checkpoints / name)
 
 
 def _apply(run_dir: RunDir, change: Change, source: BinaryIO) -> None:
-    target = run_dir.path / _safe(change.path)
-    if change.checkpoint:
-        beside = run_dir.checkpoints / f".receiving-{_safe(change.checkpoint).name}"
-        target = beside / target.name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if change.offset:
-        with target.open("r+b") as file:
+    if change.offset:  # hosts that share a disk after all send the same, each in its time: nothing is ever cut off
+        with (run_dir.path / _safe(change.path)).open("r+b") as file:
             file.seek(change.offset)
             _copy(source, file, change.size)
-            file.truncate()
     elif change.checkpoint:
-        with target.open("wb") as file:
+        with receiving(run_dir, change) as file:
             _copy(source, file, change.size)
     else:
-        data = _read(source, change.size)
-        if not (_grows(change.path) and target.exists() and target.stat().st_size > len(data)):
-            write_atomically(target, data)
-    if change.last:
-        whole = run_dir.checkpoints / beside.name.removeprefix(".receiving-")
-        if whole.exists():
-            shutil.rmtree(beside)
-        else:
-            beside.rename(whole)
+        put(run_dir, change.path, _read(source, change.size))
 
 
-def _grows(path: str) -> bool:
+def put(run_dir: RunDir, path: str, data: bytes) -> None:
+    """A whole file that is no checkpoint's, unless it is one that grows, and is longer already."""
+    target = run_dir.path / _safe(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not (grows(path) and target.exists() and target.stat().st_size > len(data)):
+        write_atomically(target, data)
+
+
+@contextmanager
+def receiving(run_dir: RunDir, change: Change) -> Iterator[BinaryIO]:
+    """A file of a checkpoint, to be written to. The last one makes it whole."""
+    name = _safe(change.checkpoint).name
+    whole, beside = run_dir.checkpoints / name, run_dir.checkpoints / f".receiving-{name}"
+    beside.mkdir(parents=True, exist_ok=True)
+    with (beside / _safe(change.path).name).open("wb") as file:
+        yield file
+    if change.last and whole.exists():
+        shutil.rmtree(beside)
+    elif change.last:
+        beside.rename(whole)
+
+
+def grows(path: str) -> bool:
+    """Whether it is a file that is only ever added to."""
     return any(PurePosixPath(path).match(pattern) for pattern in _GROWING)
 
 
@@ -175,8 +194,8 @@ def _read(source: BinaryIO, size: int) -> bytes:
     return data
 
 
-def send(run_dir: RunDir, out: BinaryIO, *, once: bool = False, ranks_only: bool = False) -> None:
-    sender = Sender(run_dir, ranks_only=ranks_only)
+def send(run_dir: RunDir, out: BinaryIO, part: Part = "all", *, once: bool = False) -> None:
+    sender = Sender(run_dir, part)
     while True:
         for change in sender.changes():
             with suppress(FileNotFoundError):
@@ -193,7 +212,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("verb", choices=["send", "receive", "attempt", "set-aside"])
     parser.add_argument("run", type=Path)
     parser.add_argument("--once", action="store_true", help="what there is now, and no more")
-    parser.add_argument("--ranks", action="store_true", help="records, events and logs only")
+    parser.add_argument("--only", choices=get_args(Part), default="all", help="which part of the run")
     options = parser.parse_args(arguments)
     run_dir = RunDir(options.run.expanduser())
     if options.verb == "attempt":
@@ -207,7 +226,7 @@ def main(arguments: Sequence[str]) -> None:
             pass
         return
     with suppress(BrokenPipeError):
-        send(run_dir, sys.stdout.buffer, once=options.once, ranks_only=options.ranks)
+        send(run_dir, sys.stdout.buffer, options.only, once=options.once)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from typing import BinaryIO, cast
 
 from fortyfold.launch import remote
 from fortyfold.launch.contract import Say
-from fortyfold.launch.mirror import read_changes, send
+from fortyfold.launch.mirror import Part, read_changes, send
 from fortyfold.launch.plan import Plan
-from fortyfold.launch.script import environment_lines, in_container, quote_path
+from fortyfold.launch.script import environment_lines, in_container, quote, quote_path
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import RemoteSite
@@ -19,8 +20,8 @@ from fortyfold.spec.site import RemoteSite
 PAUSE_SECONDS = 5.0
 
 
-def _script(plan: Plan, *arguments: str) -> str:
-    command = f"{quote_path(plan.python)} -m fortyfold.launch.mirror {' '.join(arguments)}"
+def _script(plan: Plan, *arguments: str, module: str = "mirror") -> str:
+    command = f"{quote_path(plan.python)} -m fortyfold.launch.{module} {' '.join(arguments)}"
     return "\n".join([*environment_lines(plan.site), *in_container(plan, command)]) + "\n"
 
 
@@ -29,8 +30,14 @@ def _site(plan: Plan) -> RemoteSite:
     return plan.site
 
 
-def _sending(plan: Plan, node: int, *options: str) -> str:
-    return _script(plan, "send", quote_path(str(plan.run)), *(["--ranks"] if node else []), *options)
+def _part(node: int, *, checkpoints: bool) -> Part:
+    """Of what a node has: the first has the run, the others their ranks' records."""
+    return "records" if node else "all" if checkpoints else "no-checkpoints"
+
+
+def _sending(plan: Plan, node: int, *options: str, checkpoints: bool) -> str:
+    part = _part(node, checkpoints=checkpoints)
+    return _script(plan, "send", quote_path(str(plan.run)), "--only", part, *options)
 
 
 def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Attend) -> None:
@@ -40,43 +47,55 @@ def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Att
 
 def _settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
     path = quote_path(str(plan.run))
+    for node, host in enumerate(hosts if plan.store else ()):
+        remote.run(_site(plan), host, _at_store(plan, "fetch", "--only", _part(node, checkpoints=True)))
     said = remote.run(_site(plan), hosts[0], _script(plan, "attempt", path)).split()  # a shell's greeting may be first
     there = int(said[-1]) if said and said[-1].isdigit() else 0
     if there >= (run_dir.read_attempt() or 0):
-        fetch(plan, hosts, run_dir)
+        fetch(plan, hosts, run_dir, checkpoints=not plan.site.keeps_runs)
     else:
-        _push(plan, hosts[0], run_dir, ranks_only=False)
+        _push(plan, hosts[0], run_dir, "all")
     for host in hosts[1:]:
-        _push(plan, host, run_dir, ranks_only=True)
+        _push(plan, host, run_dir, "records")
+
+
+def _at_store(plan: Plan, verb: str, *options: str) -> str:
+    """What a host does with the run's copy on S3."""
+    assert isinstance(plan.site, AwsSite) and plan.store is not None
+    words = (quote_path(str(plan.run)), quote(plan.store), quote(plan.site.region), *options)
+    return _script(plan, verb, *words, module="aws.store")
 
 
 def set_aside(plan: Plan, hosts: Sequence[str]) -> None:
-    """For --fresh: what the hosts have of the run goes out of the way."""
+    """For --fresh: what the hosts, or S3, have of the run goes out of the way."""
     for host in hosts:
         remote.run(_site(plan), host, _script(plan, "set-aside", quote_path(str(plan.run))))
+    if plan.store:
+        remote.run(_site(plan), hosts[0], _at_store(plan, "set-aside"))
 
 
-def fetch(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
-    """What the hosts have now. The first has the run, the others their ranks' records."""
+def fetch(plan: Plan, hosts: Sequence[str], run_dir: RunDir, *, checkpoints: bool) -> None:
+    """What the hosts have now."""
     for node, host in enumerate(hosts):
-        with remote.start(_site(plan), host, _sending(plan, node, "--once"), stderr=subprocess.PIPE) as process:
+        script = _sending(plan, node, "--once", checkpoints=checkpoints)
+        with remote.start(_site(plan), host, script, stderr=subprocess.PIPE) as process:
             for _ in read_changes(run_dir, cast(BinaryIO, process.stdout)):
                 pass
             remote.require_success(process, host)
 
 
-def _push(plan: Plan, host: str, run_dir: RunDir, *, ranks_only: bool) -> None:
+def _push(plan: Plan, host: str, run_dir: RunDir, part: Part) -> None:
     script = _script(plan, "receive", quote_path(str(plan.run)))
     with remote.start(_site(plan), host, script, stderr=subprocess.PIPE) as process:
         with suppress(BrokenPipeError):
-            send(run_dir, cast(BinaryIO, process.stdin), once=True, ranks_only=ranks_only)
+            send(run_dir, cast(BinaryIO, process.stdin), part, once=True)
             cast(BinaryIO, process.stdin).close()
         remote.require_success(process, host)
 
 
 @contextmanager
 def mirrored(plan: Plan, hosts: Sequence[str], run_dir: RunDir, say: Say) -> Iterator[None]:
-    """Inside, what the hosts write comes here as it is written."""
+    """Inside, what the hosts write comes here as it is written; checkpoints only if nothing else outlives the hosts."""
     if not plan.apart:
         yield
         return
@@ -110,7 +129,7 @@ class _Mirror:
 
     def _receive(self) -> str:
         """Until there is no more; gives the reason."""
-        script = _sending(self._plan, self._node)
+        script = _sending(self._plan, self._node, checkpoints=not self._plan.site.keeps_runs)
         try:
             with remote.start(_site(self._plan), self._host, script, stderr=subprocess.DEVNULL) as self._process:
                 try:

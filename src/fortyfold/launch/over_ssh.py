@@ -28,6 +28,7 @@ from fortyfold.launch.requeue import AGAIN, MOST_IDLE
 from fortyfold.launch.wire import ALIVE_SECONDS
 from fortyfold.spec.beside import beside
 from fortyfold.spec.errors import RunFailed, UserError
+from fortyfold.spec.events import read_events
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import RemoteSite
 from fortyfold.spec.stop import StopFlag, hearing_requests
@@ -73,18 +74,24 @@ def looking_after(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> Iterator
 
 def start_until_over(start: Callable[[], tuple[str, int]], run_dir: RunDir, stop: StopFlag, say: Say) -> int:
     """Start again what ended with a reason to go on; starts that save nothing new are bounded. Gives the exit code."""
-    idle, furthest = 0, run_dir.saved_steps() or -1
+    idle, furthest = 0, _saved_steps(run_dir)
     while True:
         word, code = start()
         if word not in AGAIN or stop.requested:
             return code
-        saved = run_dir.saved_steps() or -1
+        saved = _saved_steps(run_dir)
         idle, furthest = (0, saved) if saved > furthest else (idle + 1, furthest)
         if idle >= MOST_IDLE:
             raise RunFailed(f"{idle} starts in a row have saved nothing new; see the logs in {run_dir.logs}")
         what = "hosts were lost" if word == "lost" else word
         say(f"note: {what}; starting again from the last checkpoint")
         time.sleep(PAUSE_SECONDS)
+
+
+def _saved_steps(run_dir: RunDir) -> int:
+    """The most that was saved, here or where only the hosts see it; -1: nothing."""
+    told = [int(event["step"]) for event in read_events(run_dir.events()) if event["kind"] == "saved"]
+    return max([*told, -1 if (here := run_dir.saved_steps()) is None else here])
 
 
 def _log(run_dir: RunDir, node: int) -> Path:
@@ -115,15 +122,16 @@ def start_once(
     hearing = hearing_requests(run_dir, stop) if plan.apart else nullcontext()
     with hearing, _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir, say):
         _attend(agents, stop)
+    word = str(agents[0].words.get("ended", "lost"))
     for agent in agents:
         if agent.process.returncode == remote.UNREACHABLE:
             say(f"note: the connection to {agent.host} ended")
     if plan.apart:
         with suppress(UserError, RunFailed, ValueError, OSError):  # a host is gone; what it had is here, or lost
-            fetch(plan, hosts, run_dir)
+            fetch(plan, hosts, run_dir, checkpoints=word not in AGAIN or not plan.site.keeps_runs)
     if "ended" not in agents[0].words:
         _require_hope(agents, run_dir, reached="invitation" in agents[0].words)
-    return str(agents[0].words.get("ended", "lost")), agents[0].process.returncode
+    return word, agents[0].process.returncode
 
 
 def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.nodes import Gpus, NodeShape
 from fortyfold.spec.site import BatchSite, RemoteSite, Site
@@ -49,6 +50,12 @@ class Plan:
     def apart(self) -> bool:
         """Whether the nodes share no disk: the run directory is the first one's."""
         return is_apart(self.site)
+
+    @property
+    def store(self) -> str | None:
+        """Where on S3 the run is kept, if it is."""
+        root = self.site.run_store if isinstance(self.site, AwsSite) else None
+        return f"{root}/{self.name}" if root else None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -102,12 +109,12 @@ def is_apart(site: Site) -> bool:
 
 def runs_here(site: Site) -> Path:
     """The folder of runs as this machine sees it: the nodes' own, or that of copies where no disk is shared."""
-    return Path("runs" if is_apart(site) else site.run_root or "runs").expanduser().absolute()
+    return Path("runs" if is_apart(site) else site.run_folder or "runs").expanduser().absolute()
 
 
 def place_there(site: Site, here: Path) -> Path:
     """A run directory as the nodes see it: the one that this machine sees, or its original."""
-    return Path(site.run_root or "~/runs") / here.name if is_apart(site) else here
+    return Path(site.run_folder or "~/runs") / here.name if is_apart(site) else here
 
 
 def describe_shapes(shapes: Sequence[NodeShape]) -> str:

@@ -10,6 +10,7 @@ from fortyfold.spec.section import Count, Positive
 from fortyfold.spec.site import RemoteSite
 from fortyfold.spec.site_words import Duration, Text, Word
 
+RUNS_MOUNT = "/mnt/fortyfold-runs"  # where an instance has the folder of EFS that runs are in
 _SOURCE = re.compile(r"s3://[a-z0-9.-]+(/[\w./=+@-]*)?|fs-[0-9a-f]+:/[\w./=+@-]*", re.ASCII)
 _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
 
@@ -82,9 +83,11 @@ class AwsSite(RemoteSite):
     """So long before the time limit the run is saved."""
     idle_minutes: Annotated[int, Field(ge=5)] = 20
     """After so long without a connection by ssh an instance ends by itself."""
+    run_root: Text | None = None
+    """Where runs live: S3 (s3://bucket/folder), or EFS (fs-0123abcd:/folder), where they outlive the instances; or a
+    folder of the instances', by default ~/runs, from which every checkpoint is fetched."""
     shared: bool = False
-    """Whether run_root is a folder of a disk such as EFS that all instances and this machine see under the same path.
-    If not, the run is kept on the first instance, and fetched after every checkpoint."""
+    """Whether run_root is a folder that all instances and this machine see under the same path."""
     bootstrap: Literal["there", "wheel"] = "wheel"
     """How the instances get fortyfold: a wheel is sent, or the image has it already."""
 
@@ -95,8 +98,32 @@ class AwsSite(RemoteSite):
             raise ValueError("warn_seconds leaves nothing of time_limit")
         if self.groups:
             raise ValueError("the instances of a run are alike; leave groups out")
-        if self.shared and not self.run_root:
-            raise ValueError("shared needs run_root: a folder that all instances and this machine see")
         if self.private and self.ssh_from is None:
             raise ValueError("private needs ssh_from: this machine's address in the instances' network")
         return self
+
+    def check_run_root(self) -> None:
+        if self.shared and (not self.run_root or self.keeps_runs):
+            raise ValueError("shared needs run_root to be a folder that all instances and this machine see")
+        if self.keeps_runs:
+            _check_source(str(self.run_root))
+        if self.run_store and not self.instance_profile:
+            raise ValueError("run_root on S3 needs instance_profile: instances have to be allowed to write there")
+
+    @property
+    def keeps_runs(self) -> bool:
+        return bool(self.run_root) and ("://" in str(self.run_root) or str(self.run_root).startswith("fs-"))
+
+    @property
+    def run_store(self) -> str | None:
+        """Where on S3 runs are kept, if they are."""
+        return self.run_root.rstrip("/") if self.run_root and self.run_root.startswith("s3://") else None
+
+    @property
+    def run_disk(self) -> str | None:
+        """The folder of EFS that runs are in, if they are."""
+        return self.run_root if self.keeps_runs and not self.run_store else None
+
+    @property
+    def run_folder(self) -> str | None:
+        return RUNS_MOUNT if self.run_disk else None if self.run_store else self.run_root

@@ -100,11 +100,24 @@ class Site(Section):
             raise ValueError("conda and venv exclude each other; keep one")
         if self.binds and not self.container:
             raise ValueError("binds is for a container, and does nothing here; leave it out")
-        if self.run_root and "://" in self.run_root:
-            raise ValueError(f"run_root is a folder, such as one of EFS, and {self.run_root} is not")
+        self.check_run_root()
         if self.groups and self.nodes is not None:
             raise ValueError("groups count the nodes; leave nodes out")
         return self
+
+    def check_run_root(self) -> None:
+        if self.run_root and "://" in self.run_root:
+            raise ValueError(f"run_root is a folder, and {self.run_root} is not; only kind aws has runs on S3")
+
+    @property
+    def run_folder(self) -> str | None:
+        """The folder on the nodes where run directories live, if the site says."""
+        return self.run_root
+
+    @property
+    def keeps_runs(self) -> bool:
+        """Whether run directories outlive the nodes, so that the machine that commands need not have checkpoints."""
+        return False
 
     def shapes(self, nodes: int | None = None, procs: int | None = None) -> tuple[NodeShape, ...]:
         """What each node is asked for, node by node; `nodes` and `procs` win over the site's."""

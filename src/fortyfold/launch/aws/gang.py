@@ -17,11 +17,11 @@ from fortyfold.launch.aws.group import find_own_address, make_group
 from fortyfold.launch.aws.host_key import HostKey, host_names, make_host_key, write_ssh_config
 from fortyfold.launch.aws.lookup import Found, look_up
 from fortyfold.launch.aws.prepare import await_sshd, prepare_host
-from fortyfold.launch.aws.session import Ec2
+from fortyfold.launch.aws.session import Client
 from fortyfold.launch.aws.tags import run_tag, run_tags
 from fortyfold.launch.aws.volumes import attach_volumes, await_available
 from fortyfold.launch.contract import Rendered, Say
-from fortyfold.launch.mirroring import settle
+from fortyfold.launch.mirroring import set_aside, settle
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
@@ -37,7 +37,7 @@ ROOM_SECONDS = 30.0  # between two questions whether there is room now
 class Work:
     """A command's: its run, and the gangs that it takes."""
 
-    ec2: Ec2
+    ec2: Client
     plan: Plan
     rendered: Rendered
     run_dir: RunDir
@@ -45,6 +45,8 @@ class Work:
     say: Say
     group: str = ""
     num_starts: int = 0
+    was_set_aside: bool = False
+    """Whether what there was of the run before, if it is to begin anew."""
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -125,6 +127,9 @@ def _make_ready(work: Work, plan: Plan, hosts: Sequence[str], ids: Sequence[str]
     volumes = dict(zip(hosts, found.volumes, strict=bool(found.volumes)))
     remote.on_all_hosts(hosts, lambda host: prepare_host(site, host, volumes.get(host), work.say), work.attend)
     if plan.apart:
+        if plan.fresh and not work.was_set_aside:
+            set_aside(plan, hosts)
+            work.was_set_aside = True
         settle(plan, hosts, work.run_dir, work.attend)
 
 

@@ -4,7 +4,7 @@ import ipaddress
 import urllib.request
 
 from fortyfold.launch.aws.asking import among, ingress
-from fortyfold.launch.aws.session import Ec2
+from fortyfold.launch.aws.session import Client
 from fortyfold.launch.aws.tags import run_tags, specifications
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
@@ -13,7 +13,7 @@ WHO_AM_I = "https://checkip.amazonaws.com"
 ANSWER_SECONDS = 10.0
 
 
-def make_group(ec2: Ec2, tag: str, network: str, ssh_from: str) -> str:
+def make_group(ec2: Client, tag: str, network: str, ssh_from: str) -> str:
     """Its id. It is tagged as it is made: `reap` finds it, even if what follows fails."""
     group = str(
         ec2(

@@ -7,7 +7,7 @@ from typing import Any
 
 from fortyfold.launch.aws.asking import instances_request
 from fortyfold.launch.aws.lookup import Found
-from fortyfold.launch.aws.session import AwsError, Ec2
+from fortyfold.launch.aws.session import AwsError, Client
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
 
@@ -36,7 +36,7 @@ class InstancesLost(RunFailed):
 
 
 def start_instances(
-    ec2: Ec2, site: AwsSite, found: Found, num_nodes: int, group: str, data: str, tags: Mapping[str, str]
+    ec2: Client, site: AwsSite, found: Found, num_nodes: int, group: str, data: str, tags: Mapping[str, str]
 ) -> list[str]:
     """Their ids, node by node. The token makes a repeated request the same request."""
     refused = []
@@ -57,7 +57,7 @@ def start_instances(
     )
 
 
-def await_running(ec2: Ec2, ids: Sequence[str], attend: Attend, *, private: bool) -> list[str]:
+def await_running(ec2: Client, ids: Sequence[str], attend: Attend, *, private: bool) -> list[str]:
     """Their addresses. Raises InstancesLost."""
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -73,12 +73,12 @@ def await_running(ec2: Ec2, ids: Sequence[str], attend: Attend, *, private: bool
         time.sleep(POLL_SECONDS)
 
 
-def are_running(ec2: Ec2, ids: Sequence[str]) -> bool:
+def are_running(ec2: Client, ids: Sequence[str]) -> bool:
     found = describe(ec2, ids)
     return all(name in found and found[name]["State"]["Name"] == "running" for name in ids)
 
 
-def end_instances(ec2: Ec2, ids: Sequence[str]) -> None:
+def end_instances(ec2: Client, ids: Sequence[str]) -> None:
     """Terminate them, and wait until they are gone: only then are volumes and groups free."""
     if not ids:
         return
@@ -90,7 +90,7 @@ def end_instances(ec2: Ec2, ids: Sequence[str]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def describe(ec2: Ec2, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+def describe(ec2: Client, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By id. One that was just made may not be known everywhere yet, and one long gone no more."""
     found = ec2.list("describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": list(ids)}])
     return {each["InstanceId"]: each for reservation in found for each in reservation["Instances"]}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fortyfold.launch.aws.session import Ec2
+from fortyfold.launch.aws.session import Client
 from fortyfold.launch.aws.tags import read_tags
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
@@ -47,12 +47,12 @@ class Found:
     """Node by node; empty where the site has none."""
 
 
-def look_up(ec2: Ec2, site: AwsSite, num_nodes: int) -> Found:
+def look_up(ec2: Client, site: AwsSite, num_nodes: int) -> Found:
     volumes = find_volumes(ec2, site, num_nodes) if site.volume else ()
     return Found(find_image(ec2, site), _near(find_subnets(ec2, site), volumes), volumes)
 
 
-def find_image(ec2: Ec2, site: AwsSite) -> Image:
+def find_image(ec2: Client, site: AwsSite) -> Image:
     """By id, or the newest of that name."""
     if site.ami.startswith("ami-"):
         found = ec2("describe_images", ImageIds=[site.ami])["Images"]
@@ -65,7 +65,7 @@ def find_image(ec2: Ec2, site: AwsSite) -> Image:
     return Image(newest["ImageId"], newest.get("Name", ""), newest.get("RootDeviceName", ""))
 
 
-def find_subnets(ec2: Ec2, site: AwsSite) -> tuple[Subnet, ...]:
+def find_subnets(ec2: Client, site: AwsSite) -> tuple[Subnet, ...]:
     """The site's, in its order; else the default network's. All of one network, as a security group is."""
     if site.subnets:
         found = ec2("describe_subnets", SubnetIds=list(site.subnets))["Subnets"]
@@ -81,7 +81,7 @@ def find_subnets(ec2: Ec2, site: AwsSite) -> tuple[Subnet, ...]:
     return subnets
 
 
-def find_volumes(ec2: Ec2, site: AwsSite, num_nodes: int) -> tuple[Volume, ...]:
+def find_volumes(ec2: Client, site: AwsSite, num_nodes: int) -> tuple[Volume, ...]:
     """Exactly one for each node, all in one zone."""
     assert site.volume is not None
     names = [f"{site.volume}_{node + site.volume_offset}" for node in range(num_nodes)]
@@ -93,7 +93,7 @@ def find_volumes(ec2: Ec2, site: AwsSite, num_nodes: int) -> tuple[Volume, ...]:
     return volumes
 
 
-def volumes_of_names(ec2: Ec2, names: Sequence[str]) -> list[Volume]:
+def volumes_of_names(ec2: Client, names: Sequence[str]) -> list[Volume]:
     """Those that are there, and not being deleted."""
     found = ec2.list("describe_volumes", "Volumes", Filters=[{"Name": "tag:Name", "Values": list(names)}])
     volumes = [_read_volume(volume) for volume in found]

@@ -4,7 +4,7 @@ import time
 
 from fortyfold.launch import remote
 from fortyfold.launch.aws.lookup import Volume
-from fortyfold.launch.aws.volumes import mount_script
+from fortyfold.launch.aws.volumes import mount_script, runs_script
 from fortyfold.launch.bootstrap import bootstrap
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
@@ -27,7 +27,9 @@ def await_sshd(site: AwsSite, host: str) -> None:
 
 
 def prepare_host(site: AwsSite, host: str, volume: Volume | None, say: remote.Say) -> None:
-    """Its data, and fortyfold."""
+    """Its data, the disk that runs are on, and fortyfold."""
     if volume is not None:
         remote.run(site, host, mount_script(site, volume))
+    if site.run_disk:
+        remote.run(site, host, runs_script(site, site.run_disk))
     bootstrap(site, host, say)

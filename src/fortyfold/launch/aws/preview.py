@@ -36,6 +36,8 @@ def describe(site: AwsSite, num_nodes: int, found: Found, ssh_from: str, tag: st
         lines.append(f"attached meanwhile: {names}, {size} GiB in all, read-only at {site.mount}")
         if site.fill:
             lines.append(f"  filled from {site.fill} if empty")
+    if site.keeps_runs:
+        lines.append(f"the run is kept in {site.run_root}")
     return "\n".join([*lines, _costs(site, num_nodes)])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fortyfold.launch.aws.instances import end_instances
-from fortyfold.launch.aws.session import AwsError, Ec2
+from fortyfold.launch.aws.session import AwsError, Client
 from fortyfold.launch.aws.tags import RUN, having, read_tags
 
 POLL_SECONDS = 5.0
@@ -29,7 +29,7 @@ class Left:
         return [f"{what} {id_} of {run}" for what, found in named.items() for id_, run in found.items()]
 
 
-def find_left(ec2: Ec2, tags: Mapping[str, str]) -> Left:
+def find_left(ec2: Client, tags: Mapping[str, str]) -> Left:
     """What has these tags, and was made for a run."""
     wanted = _wanted(tags)
     states = [*wanted, {"Name": "instance-state-name", "Values": [*_ALIVE, _ENDING]}]
@@ -44,7 +44,7 @@ def find_left(ec2: Ec2, tags: Mapping[str, str]) -> Left:
     )
 
 
-def reap(ec2: Ec2, tags: Mapping[str, str]) -> list[str]:
+def reap(ec2: Client, tags: Mapping[str, str]) -> list[str]:
     """End it all; gives what it was, a line each. Again and again does no harm."""
     left = find_left(ec2, tags)
     end_instances(ec2, [*left.instances, *left.ending])
@@ -59,13 +59,13 @@ def _wanted(tags: Mapping[str, str]) -> list[dict[str, Any]]:
     return [*having(tags), {"Name": "tag-key", "Values": [RUN]}]
 
 
-def _find_disks(ec2: Ec2, tags: Mapping[str, str]) -> dict[str, str]:
+def _find_disks(ec2: Client, tags: Mapping[str, str]) -> dict[str, str]:
     free = [*_wanted(tags), {"Name": "status", "Values": ["available"]}]
     found = ec2.list("describe_volumes", "Volumes", Filters=free)
     return {disk["VolumeId"]: read_tags(disk)[RUN] for disk in found}
 
 
-def _delete_group(ec2: Ec2, group: str) -> None:
+def _delete_group(ec2: Client, group: str) -> None:
     deadline = time.monotonic() + GROUP_SECONDS
     while True:
         try:

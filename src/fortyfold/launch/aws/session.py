@@ -1,4 +1,4 @@
-"""The way to EC2. Every call goes through `Ec2`, so that whatever goes wrong there is one line."""
+"""The way to EC2 and S3. Every call goes through `Client`, so that whatever goes wrong there is one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,18 +18,20 @@ _HINTS = {
     "MaxSpotInstanceCountExceeded": "ask AWS for a higher quota of spot instances",
     "InvalidKeyPair.NotFound": "see key in the site",
     "InvalidParameterValue": "see the site",
+    "NoSuchBucket": "see run_root in the site",
+    "AccessDenied": "instance_profile has to allow ListBucket, GetObject, PutObject and DeleteObject there",
 }
 
 
 class AwsError(UserError):
-    """EC2 refused a request."""
+    """AWS refused a request."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Ec2:
+class Client:
     """A client of boto3, called by the name of the operation. Its errors are UserErrors of one line."""
 
     def __init__(self, client: Any) -> None:
@@ -44,7 +46,7 @@ class Ec2:
         """All pages of a describe operation."""
         with _in_one_line(operation):
             pages = self._client.get_paginator(operation).paginate(**request)
-            return [item for page in pages for item in page[key]]
+            return [item for page in pages for item in page.get(key, ())]
 
     def wait(self, condition: str, **request: Any) -> None:
         """Until one of botocore's waiters is content."""
@@ -52,8 +54,17 @@ class Ec2:
             self._client.get_waiter(condition).wait(**request)
 
 
-def connect(site: AwsSite) -> Ec2:
-    """Nothing is asked of AWS yet."""
+def connect(site: AwsSite) -> Client:
+    """To EC2, from the machine that commands. Nothing is asked of AWS yet."""
+    return _connect("ec2", site.region, site.profile)
+
+
+def connect_from_instance(region: str) -> Client:
+    """To S3, with what the instance itself is allowed."""
+    return _connect("s3", region, None)
+
+
+def _connect(service: str, region: str, profile: str | None) -> Client:
     try:
         import boto3
         from botocore.config import Config
@@ -61,13 +72,14 @@ def connect(site: AwsSite) -> Ec2:
         raise UserError("a site of kind aws needs boto3; pip install 'fortyfold[aws]'") from None
     patience = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=10, read_timeout=60)
     with _in_one_line("the credentials"):
-        session = boto3.Session(profile_name=site.profile, region_name=site.region)
-        return Ec2(session.client("ec2", config=patience))
+        session = boto3.Session(profile_name=profile, region_name=region)
+        return Client(session.client(service, config=patience))
 
 
 @contextmanager
 def _in_one_line(operation: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from s3transfer.exceptions import RetriesExceededError
 
     try:
         yield
@@ -77,12 +89,12 @@ def _in_one_line(operation: str) -> Iterator[None]:
         raise AwsError(code, _line(operation, code, message)) from None
     except NoCredentialsError:
         raise UserError("AWS: there are no credentials; `aws configure`, or name a profile in the site") from None
-    except BotoCoreError as error:
+    except (BotoCoreError, RetriesExceededError) as error:
         raise UserError(f"AWS: {operation}: {' '.join(str(error).split())}") from None
 
 
 def _line(operation: str, code: str, message: str) -> str:
-    """What EC2 says (without the encoded part that only an administrator can read), and what to do about it."""
+    """What AWS says (without the encoded part that only an administrator can read), and what to do about it."""
     said = " ".join(message.partition("Encoded authorization failure")[0].split()).rstrip(".")
     hint = f"; {_HINTS[code]}" if code in _HINTS else ""
     return f"AWS: {operation}: {code}: {said}{hint}"

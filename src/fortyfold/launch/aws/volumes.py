@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from fortyfold.launch.aws.instances import Attend
 from fortyfold.launch.aws.lookup import Volume
-from fortyfold.launch.aws.session import Ec2
+from fortyfold.launch.aws.session import Client
 from fortyfold.launch.script import quote
-from fortyfold.spec.aws_site import AwsSite
+from fortyfold.spec.aws_site import RUNS_MOUNT, AwsSite
 from fortyfold.spec.errors import UserError
 
 DEVICE = "/dev/sdf"  # EC2 wants a name; on NVMe the kernel gives another
@@ -52,9 +52,10 @@ _FILL = """\
     sync
     mount -o remount,ro "$target\""""
 _FROM_S3 = 'aws s3 sync --only-show-errors --region {region} {source} "$target"'
-_FROM_EFS = """\
+_NFS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"  # as AWS recommends for EFS
+_FROM_EFS = f"""\
 efs=$(mktemp -d)
-    mount -t nfs4 -o ro,nfsvers=4.1,rsize=1048576,hard,timeo=600,retrans=2,noresvport {server}:{path} "$efs"
+    mount -t nfs4 -o ro,{_NFS} {{source}} "$efs"
     cp -a "$efs"/. "$target"/
     umount "$efs\""""
 _EMPTY = '    echo "volume $name is empty, and the site does not say what to fill it from (fill)" >&2\n    exit 1'
@@ -77,17 +78,33 @@ def _copy(site: AwsSite) -> str:
     assert site.fill is not None
     if site.fill.startswith("s3://"):
         return _FROM_S3.format(region=quote(site.region), source=quote(site.fill))
-    system, _, path = site.fill.partition(":")
-    return _FROM_EFS.format(server=quote(f"{system}.efs.{site.region}.amazonaws.com"), path=quote(path))
+    return _FROM_EFS.format(source=quote(_nfs_source(site, site.fill)))
 
 
-def attach_volumes(ec2: Ec2, volumes: Sequence[Volume], instances: Sequence[str]) -> None:
+def _nfs_source(site: AwsSite, place: str) -> str:
+    system, _, path = place.partition(":")
+    return f"{system}.efs.{site.region}.amazonaws.com:{path}"
+
+
+def runs_script(site: AwsSite, disk: str) -> str:
+    """For bash on the instance: the folder of EFS that runs are in, where the user can write to it."""
+    target, source = quote(RUNS_MOUNT), quote(_nfs_source(site, disk))
+    mount = quote(f"mkdir -p {target} && mount -t nfs4 -o {_NFS} {source} {target}")
+    complaint = quote(f"{disk} (run_root) cannot be written by {site.user}; make it theirs")
+    return f"""\
+set -eu
+if ! mountpoint -q {target}; then sudo -n bash -c {mount}; fi
+if ! [ -w {target} ]; then echo {complaint} >&2; exit 1; fi
+"""
+
+
+def attach_volumes(ec2: Client, volumes: Sequence[Volume], instances: Sequence[str]) -> None:
     """Node by node; the instances run."""
     for volume, instance in zip(volumes, instances, strict=bool(volumes)):
         ec2("attach_volume", VolumeId=volume.id, InstanceId=instance, Device=DEVICE)
 
 
-def await_available(ec2: Ec2, volumes: Sequence[Volume], attend: Attend) -> None:
+def await_available(ec2: Client, volumes: Sequence[Volume], attend: Attend) -> None:
     """Until nobody has them; an instance that ends lets go of its own a little later."""
     deadline = time.monotonic() + FREE_SECONDS
     while volumes:

@@ -1,0 +1,158 @@
+"""A run's copy on S3 (moto's): it follows, outlives the disk it was made from, and is brought back whole."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aws_hosts import make_site, plan_for
+from aws_stand_in import REGION, Cloud
+
+from fortyfold.launch.aws import store
+from fortyfold.launch.aws.store import Store, keeping, open_store
+from fortyfold.launch.plan import Plan
+from fortyfold.spec.errors import UserError
+from fortyfold.spec.run_dir import RunDir
+
+ROOT = "s3://my-bucket/some-runs"
+URL = f"{ROOT}/run"
+
+
+@pytest.fixture
+def bucket(ec2: Cloud, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(store, "LOOK_SECONDS", 0.01)
+    ec2.s3.create_bucket(Bucket="my-bucket")
+    return open_store(URL, REGION)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    run_dir = RunDir(tmp_path / "here" / "run")
+    run_dir.logs.mkdir(parents=True)
+    run_dir.spec.write_text('{"attempt": 1}')
+    for rank in range(2):
+        run_dir.events(rank).write_text("one\n")
+    return replace(plan_for(make_site(run_root=ROOT, instance_profile="writes-there")), run=run_dir.path)
+
+
+def save(run_dir: RunDir, step: int) -> None:
+    beside = run_dir.path / "beside"
+    beside.mkdir()
+    for name in ("training.safetensors", "model.safetensors", "manifest.json"):
+        (beside / name).write_bytes(bytes([step]) * 1000)
+    run_dir.checkpoints.mkdir(exist_ok=True)
+    beside.rename(run_dir.checkpoint(step, 1))
+
+
+def wait_for(happens: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not happens():
+        assert time.monotonic() < until, "it does not happen"
+        time.sleep(0.02)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def bring_back(folder: Path, *options: str) -> RunDir:
+    run_dir = RunDir(folder / "back")
+    assert store.main(["fetch", str(run_dir.path), URL, REGION, *options]) == 0
+    return run_dir
+
+
+def test_it_follows_and_is_brought_back(bucket: Store, plan: Plan, tmp_path: Path) -> None:
+    run_dir = RunDir(plan.run)
+    with keeping(plan, "all"):
+        assert "run.json" in bucket.sizes()  # before anything is trained
+        save(run_dir, 1)
+        wait_for(lambda: "checkpoints/step-000000001-0001/manifest.json" in bucket.sizes())
+        save(run_dir, 2)
+        shutil.rmtree(run_dir.checkpoint(1, 1))
+        run_dir.events().write_text("one\ntwo\n")
+    assert bucket.sizes() == {path: len(data) for path, data in files(run_dir.path).items()}
+    back = bring_back(tmp_path)
+    assert files(back.path) == files(run_dir.path)
+    assert files(bring_back(tmp_path).path) == files(run_dir.path)
+
+
+def test_other_nodes_have_their_records(bucket: Store, plan: Plan, tmp_path: Path) -> None:
+    with keeping(plan, "all"):
+        save(RunDir(plan.run), 1)
+    other = replace(plan, run=tmp_path / "other" / "run")
+    theirs = RunDir(other.run)
+    theirs.path.mkdir(parents=True)
+    theirs.events(0).write_text("")  # as it was before
+    theirs.events(1).write_text("one\nmore\n")
+    with keeping(other, "records"):
+        pass
+    back = bring_back(tmp_path, "--only", "records")
+    assert files(back.path) == {"events-00000.jsonl": b"one\n", "events-00001.jsonl": b"one\nmore\n"}
+
+
+def test_a_checkpoint_that_is_not_whole_is_not_brought_back(bucket: Store, plan: Plan, tmp_path: Path) -> None:
+    with keeping(plan, "all"):
+        save(RunDir(plan.run), 1)
+        save(RunDir(plan.run), 2)
+    bucket.remove("checkpoints/step-000000002-0001/manifest.json")  # as a node leaves it that is gone too soon
+    assert bring_back(tmp_path).checkpoint_names() == ["step-000000001-0001"]
+    with keeping(plan, "all"):
+        pass
+    assert bring_back(tmp_path).checkpoint_names() == ["step-000000002-0001", "step-000000001-0001"]
+
+
+def test_a_trouble_that_passes_is_a_note(
+    bucket: Store, plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send, refused = Store.send, list[str]()
+
+    def refuse(self: Store, path: str, source: Path) -> None:
+        if len(refused) < 2:
+            refused.append(path)
+            raise UserError("AWS: upload_fileobj: SlowDown: please")
+        send(self, path, source)
+
+    monkeypatch.setattr(Store, "send", refuse)
+    monkeypatch.setattr(store, "ROUND_SECONDS", 0.05)
+    with keeping(plan, "all"):
+        save(RunDir(plan.run), 1)
+        wait_for(lambda: "checkpoints/step-000000001-0001/manifest.json" in bucket.sizes())
+    assert capsys.readouterr().err == "note: AWS: upload_fileobj: SlowDown: please; it is tried again\n"
+
+
+def test_who_may_not_write_hears_of_it_at_once(ec2: Cloud, plan: Plan) -> None:
+    with pytest.raises(UserError, match=r"^AWS: list_objects_v2: NoSuchBucket: .*; see run_root in the site$"):
+        with keeping(plan, "all"):
+            raise AssertionError
+
+
+def test_what_went_wrong_inside_is_the_news(bucket: Store, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="^bad input$"), keeping(plan, "all"):
+        save(RunDir(plan.run), 1)
+        raise UserError("bad input")
+    assert "checkpoints/step-000000001-0001/manifest.json" in bucket.sizes()
+
+
+def test_one_that_is_in_the_way_is_moved(bucket: Store, plan: Plan, tmp_path: Path, ec2: Cloud) -> None:
+    with keeping(plan, "all"):
+        save(RunDir(plan.run), 1)
+    before = bucket.sizes()
+    for _ in range(2):
+        assert store.main(["set-aside", str(plan.run), URL, REGION]) == 0
+    assert bucket.sizes() == {}
+    moved = [each["Key"] for each in ec2.s3.list_objects_v2(Bucket="my-bucket")["Contents"]]
+    (aside,) = {key.split("/")[1] for key in moved}
+    assert sorted(moved) == sorted(f"some-runs/{aside}/{path}" for path in before)
+
+
+def test_without_s3_there_is_nothing_to_keep(plan: Plan) -> None:
+    with keeping(replace(plan, site=make_site()), "all"):
+        pass
+    assert replace(plan, site=make_site(run_root="fs-0a1b:/runs")).store is None
+
+
+def test_its_mistakes_are_one_line(ec2: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert store.main(["fetch", str(tmp_path / "run"), URL, REGION]) == 2
+    assert capsys.readouterr().err.startswith("fortyfold: AWS: list_objects_v2: NoSuchBucket")
