@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from warm import warm_program
 
+from fortyfold.spec.site_file import load_site
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BY_CI = {"make test", "make check", "make fix"}  # these run the tests, or run beside them
@@ -62,6 +64,12 @@ def test_the_commands_work(page: Path, folder: Path, warm: Path) -> None:
             run(["bash", "-euc", text], folder, warm)
     for text in blocks(page, "python"):
         assert run([sys.executable, "-W", "error", "-c", text], folder)
+
+
+def test_the_site_of_the_aws_guide_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sites.toml").write_text("".join(blocks(ROOT / "docs/guides/aws.md", "toml")))
+    monkeypatch.chdir(tmp_path)
+    assert load_site("cloud").keeps_runs
 
 
 def test_contributing_names_targets_that_are_there() -> None:

@@ -47,7 +47,8 @@ class Bench:
         packages = Path(torch.__file__).parents[1]  # the hosts have no network to install from
         python, address = sys.executable, hosts.members[0].address
         text = SITES.format(config=hosts.config, python=python, packages=packages, address=address)
-        (folder / "sites.toml").write_text(text)
+        common = text.partition("[unknown]")[0].replace("[apart]", "[common]").replace("~/my runs", f"{folder}/common")
+        (folder / "sites.toml").write_text(text + common)
 
     def run_dir(self, name: str) -> RunDir:
         return RunDir(self.folder / "runs" / name)
@@ -126,10 +127,13 @@ def test_no_secret_is_written_anywhere(bench: Bench, calm: RunDir) -> None:
                 assert CANARY.encode() not in path.read_bytes(), path
 
 
-def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir) -> None:
-    process = bench.start("apart", "killed", *LONG, *SAVES)
-    run_dir = bench.run_dir("killed")
-    wait_until(lambda: takes_steps(run_dir) and run_dir.saved_steps(), lambda: bench.log("killed"))
+@pytest.mark.parametrize("site", ["apart", pytest.param("common", marks=pytest.mark.drill)])
+def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir, site: str) -> None:
+    """The hosts of `common` share a disk, whatever the site says."""
+    name = f"killed-{site}"
+    process = bench.start(site, name, *LONG, *SAVES)
+    run_dir = bench.run_dir(name)
+    wait_until(lambda: takes_steps(run_dir) and run_dir.saved_steps(), lambda: bench.log(name))
     assert on_hosts(bench)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -137,8 +141,8 @@ def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir) -> N
     while left := on_hosts(bench):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    code, out, err = bench.train("apart", "killed", *LONG, *SAVES)
-    assert (code, err) == (0, ""), out + bench.log("killed")
+    code, out, err = bench.train(site, name, *LONG, *SAVES)
+    assert (code, err) == (0, ""), out + bench.log(name)
     assert "installing" not in out and "going on from step-" in out
     assert len(events_of(run_dir, "started")) == 2
     assert [event["copied_bytes"] for rank in range(2) for event in events_of(run_dir, "staged", rank)] == [0] * 4
