@@ -1,7 +1,8 @@
 """A stand-in for Apptainer: `apptainer exec` on an image that is any file, with all of this machine inside.
 
 As the real one it refuses a bind whose source is missing, sets PATH and drops LD_LIBRARY_PATH whatever they were
-outside, passes other variables on, and sets those that APPTAINERENV_… name. It notes that it ran beside the image.
+outside, passes other variables on, sets those that APPTAINERENV_… name, and APPTAINER_CONTAINER. It notes that it ran
+beside the image.
 """
 
 import os
@@ -33,8 +34,10 @@ def main(arguments: list[str]) -> None:
         else:
             assert option == "--pwd", option
             os.chdir(value)
-    Path(f"{arguments.pop(0)}.ran").touch()
+    image = arguments.pop(0)
+    Path(f"{image}.ran").touch()
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    environment["APPTAINER_CONTAINER"] = image
     environment["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     inside = {name.removeprefix(PREFIX): value for name, value in os.environ.items() if name.startswith(PREFIX)}
     os.execvpe(arguments[0], arguments, environment | inside)  # noqa: S606

@@ -1,10 +1,12 @@
 """What the tests on clusters share: a run that takes a while, and commands in processes of their own."""
 
 import os
+import pty
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from fortyfold.spec.events import Event, read_events
@@ -41,3 +43,18 @@ def call(folder: Path, environment: Mapping[str, str], *arguments: object) -> tu
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def at_terminal(start: Callable[[int], "subprocess.Popen[str]"], typed: str) -> str:
+    """What a program shows at a terminal where that line is typed; it must end well."""
+    ours, theirs = pty.openpty()
+    process = start(theirs)
+    os.close(theirs)
+    os.write(ours, f"{typed}\n".encode())
+    said = b""
+    with suppress(OSError):  # the other side has closed
+        while block := os.read(ours, 1000):
+            said += block
+    os.close(ours)
+    assert process.wait(60) == 0, said
+    return said.decode()

@@ -133,7 +133,16 @@ def test_a_spot_notice_saves_all_and_a_new_gang_goes_on(bench: Bench) -> None:
 
 @pytest.mark.drill
 def test_kept_on_s3_it_goes_on_without_anything_of_this_machine(bench: Bench) -> None:
-    options = ("--epochs", 60, "--set", "checkpoint.every_steps=40", "--data", bench.folder / "data", "--out", "mine/s3")
+    options = (
+        "--epochs",
+        60,
+        "--set",
+        "checkpoint.every_steps=40",
+        "--data",
+        bench.folder / "data",
+        "--out",
+        "mine/s3",
+    )
     command = ("train", "tiny", "--on", "s3", "--nodes", 2, "--yes", *options)
     run_dir = RunDir(bench.folder / "mine/s3")
 

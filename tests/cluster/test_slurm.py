@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import kill_resume
 import pytest
-from cluster_runs import LONG, LONG_SAVES, PATIENCE_SECONDS, call, events_of, takes_steps, wait_until
+from cluster_runs import LONG, LONG_SAVES, PATIENCE_SECONDS, at_terminal, call, events_of, takes_steps, wait_until
 from conftest import skip_or_fail
 from slurm_cluster import Cluster, missing_tool, slurm_cluster
 
@@ -111,22 +110,16 @@ def calm(bench: Bench) -> RunDir:
 
 def shell_on(bench: Bench, *arguments: str) -> str:
     """What `fortyfold ssh` shows, with a terminal of our own, of a shell that tells its node."""
-    ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "fortyfold", "ssh", *arguments]
-    process = subprocess.Popen(
-        command, cwd=bench.folder, env={**os.environ, **bench.cluster.environment},
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    os.write(ours, b"echo node=$SLURMD_NODENAME; exit\n")
-    said = b""
-    try:
-        while block := os.read(ours, 1000):
-            said += block
-    except OSError:  # the other side has closed
-        pass
-    assert process.wait(60) == 0, said
-    return said.decode()
+    environment = {**os.environ, **bench.cluster.environment}
+
+    def start(terminal: int) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            command, cwd=bench.folder, env=environment, text=True,
+            stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        )  # fmt: skip
+
+    return at_terminal(start, "echo node=$SLURMD_NODENAME; exit")
 
 
 def preempt(bench: Bench, job: str) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import apptainer_stand_in
 import kill_resume
 import pytest
 import torch
-from cluster_runs import LONG, PATIENCE_SECONDS, events_of, takes_steps, wait_until
+from cluster_runs import LONG, PATIENCE_SECONDS, at_terminal, events_of, takes_steps, wait_until
 from conftest import skip_or_fail
 from ssh_hosts import SshHosts, missing_tool, ssh_hosts
 
@@ -34,10 +35,36 @@ scratch = "scratch"
 secrets = ["CANARY_KEY"]
 variables = {{ PIP_NO_INDEX = "1", PIP_NO_DEPS = "1", PYTHONPATH = "{packages}", OMP_NUM_THREADS = "1" }}
 
+[common]
+kind = "ssh"
+hosts = ["node0", "node1"]
+config = "{config}"
+shared = false
+run_root = "{folder}/common"
+scratch = "scratch"
+python = "{python}"
+container = "{folder}/container/image.sif"
+variables = {{ PATH = "{folder}/container:/usr/bin:/bin", OMP_NUM_THREADS = "1" }}
+
 [unknown]
 kind = "ssh"
 hosts = ["{address}"]
+
+[uneven]
+kind = "ssh"
+hosts = ["node0", "node1"]
+config = "{config}"
+shared = false
+python = "~/python"
 """
+# The interpreter of the second host of `uneven`: less shared memory around it, and another numpy, or so it says.
+STRANGE_PYTHON = """#!/bin/bash
+exec unshare --mount bash -c '
+    mount -t tmpfs -o size=16m none /dev/shm
+    PYTHONPATH="$HOME/other" exec {python} "$@"
+' -- "$@"
+"""
+OTHER_NUMPY = "Metadata-Version: 2.1\nName: numpy\nVersion: 1.0\n"
 CANARY = "canary-5d41402abc4b2a76"
 
 
@@ -46,9 +73,9 @@ class Bench:
         self.hosts, self.folder, self._data = hosts, folder, data
         packages = Path(torch.__file__).parents[1]  # the hosts have no network to install from
         python, address = sys.executable, hosts.members[0].address
-        text = SITES.format(config=hosts.config, python=python, packages=packages, address=address)
-        common = text.partition("[unknown]")[0].replace("[apart]", "[common]").replace("~/my runs", f"{folder}/common")
-        (folder / "sites.toml").write_text(text + common)
+        text = SITES.format(config=hosts.config, python=python, packages=packages, address=address, folder=folder)
+        apptainer_stand_in.install(folder / "container")
+        (folder / "sites.toml").write_text(text)
 
     def run_dir(self, name: str) -> RunDir:
         return RunDir(self.folder / "runs" / name)
@@ -57,11 +84,13 @@ class Bench:
         place = ("--data", self._data, "--out", f"runs/{name}")
         return self.command("train", "tiny", "--on", site, "--nodes", nodes, *place, *options)
 
-    def command(self, *arguments: object) -> "subprocess.Popen[str]":
+    def command(
+        self, *arguments: object, out: int = subprocess.PIPE, stdin: int | None = None
+    ) -> "subprocess.Popen[str]":
         """On the machine that has no sshd."""
         return self.hosts.client.start(
             [sys.executable, "-m", "fortyfold", *map(str, arguments)], env={"CANARY_KEY": CANARY}, cwd=self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=stdin, stdout=out, stderr=out,
         )  # fmt: skip
 
     def train(self, site: str, name: str, *options: object, nodes: int = 2) -> tuple[int, str, str]:
@@ -127,14 +156,23 @@ def test_no_secret_is_written_anywhere(bench: Bench, calm: RunDir) -> None:
                 assert CANARY.encode() not in path.read_bytes(), path
 
 
+def shell_on(bench: Bench, *arguments: object) -> str:
+    """What `fortyfold ssh` shows of a shell that tells its container."""
+    typed = "echo in $APPTAINER_CONTAINER; exit"
+    return at_terminal(lambda terminal: bench.command("ssh", *arguments, out=terminal, stdin=terminal), typed)
+
+
 @pytest.mark.parametrize("site", ["apart", pytest.param("common", marks=pytest.mark.drill)])
 def test_the_client_is_killed_and_started_again(bench: Bench, calm: RunDir, site: str) -> None:
-    """The hosts of `common` share a disk, whatever the site says."""
+    """The hosts of `common` share a disk, whatever the site says, and train in a container."""
     name = f"killed-{site}"
     process = bench.start(site, name, *LONG, *SAVES)
     run_dir = bench.run_dir(name)
-    wait_until(lambda: takes_steps(run_dir) and run_dir.saved_steps(), lambda: bench.log(name))
+    wait_until(lambda: process.poll() or (takes_steps(run_dir) and run_dir.saved_steps()), lambda: bench.log(name))
+    assert process.poll() is None, process.communicate()
     assert on_hosts(bench)
+    if site == "common":
+        assert f"in {bench.folder}/container/image.sif" in shell_on(bench, name, "--node", 1)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     deadline = time.monotonic() + MOST_SECONDS_TO_END
@@ -155,10 +193,18 @@ def test_a_host_whose_key_is_unknown_is_refused(bench: Bench) -> None:
     assert f"host {bench.hosts.members[0].address}: Host key verification failed" in err
 
 
-def test_a_check_names_the_host_that_lacks_the_data(bench: Bench, calm: RunDir, tiny_data: Path) -> None:
-    shutil.copytree(tiny_data, bench.hosts.home(0) / "images")
-    with bench.command("sites", "check", "apart", "--data", "images") as process:
+def test_a_check_names_the_host_that_differs_and_how(bench: Bench, tiny_data: Path) -> None:
+    first, second = bench.hosts.home(0), bench.hosts.home(1)
+    shutil.copytree(tiny_data, first / "images")
+    (second / "other" / "numpy-1.0.dist-info").mkdir(parents=True)
+    (second / "other" / "numpy-1.0.dist-info" / "METADATA").write_text(OTHER_NUMPY)
+    for home, script in ((first, '#!/bin/bash\nexec {python} "$@"\n'), (second, STRANGE_PYTHON)):
+        (home / "python").write_text(script.format(python=sys.executable))
+        (home / "python").chmod(0o755)
+    with bench.command("sites", "check", "uneven", "--data", "images") as process:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    (line,) = out.splitlines()
-    assert process.returncode == 2 and line.startswith("apart: node 1 ("), out + err
-    assert "the data in images cannot be read: no data folder" in line
+    memory, data, version = out.splitlines()
+    assert process.returncode == 2 and all(line.startswith("uneven: node 1 (") for line in out.splitlines()), out + err
+    assert "shm has 16 MiB free, and 128 are needed (128 a process); enlarge it" in memory
+    assert "the data in images cannot be read: no data folder" in data
+    assert " has numpy 1.0, and node 0 (" in version and "all nodes need the same versions" in version

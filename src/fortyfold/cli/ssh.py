@@ -15,10 +15,10 @@ def ssh(
     """Open a shell where a run trains; in its container, if it has one."""
     from fortyfold.launch.contract import load_launcher
     from fortyfold.launch.plan import read_plan
-    from fortyfold.launch.script import in_container
+    from fortyfold.launch.script import environment_lines, in_container
 
     run_dir = find_run(run)
     job, plan = require_job(run_dir), read_plan(run_dir.plan)
-    inside = "\n".join(in_container(plan, "bash")) if plan.site.container else ""
-    command = load_launcher(job.kind).shell(job, node, inside)
+    way_in = [*environment_lines(plan.site), *in_container(plan, "bash")] if plan.site.container else []
+    command = load_launcher(job.kind).shell(job, node, "\n".join(way_in))
     os.execvp(command[0], command)  # noqa: S606  the terminal is the shell's from here on

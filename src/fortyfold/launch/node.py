@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def _open(options: argparse.Namespace, stop: StopFlag) -> tuple[Plan, Meeting]:
         wire = Wire(stop)
         os.environ.update(wire.await_word("secrets"))
         plan = Plan.from_json(wire.await_word("plan"))
+        plan = replace(plan, run=plan.run.expanduser())
         RunDir(plan.run).launch.mkdir(parents=True, exist_ok=True)
         write_json(RunDir(plan.run).plan, plan.to_json())
         return plan, Meeting(wire.publish, wire.await_invitation, wire.note_end)

@@ -23,7 +23,7 @@ class Plan:
     shapes: tuple[NodeShape, ...]
     """What is asked for, node by node."""
     run: Path
-    """The run directory, as the nodes see it."""
+    """The run directory, as the nodes see it; ~ is their home folder."""
     folder: Path | None
     """Where the nodes work, and relative paths of the recipe begin: the folder of the command; None: at home."""
     python: str
@@ -75,7 +75,7 @@ class Plan:
             raise UserError("the plan was made by another version of fortyfold; give the train command again")
         shapes = tuple(NodeShape(**shape | {"gpus": Gpus(**shape["gpus"])}) for shape in value["shapes"])
         site = parse_site(value["site"], source=f"the plan of {value['run']}")
-        run, folder = Path(value["run"]).expanduser(), Path(value["folder"]) if value["folder"] else None
+        run, folder = Path(value["run"]), Path(value["folder"]) if value["folder"] else None
         return cls(value["site_name"], site, shapes, run, folder, value["python"], value["job"])
 
 

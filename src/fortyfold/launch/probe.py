@@ -49,7 +49,7 @@ def _probe_memory(procs: int) -> Iterator[str]:
         return
     if free < wanted:
         yield (
-            f"{SHM} has {free >> 20} MiB free, and {procs} processes want {wanted >> 20}; "
+            f"{SHM} has {free >> 20} MiB free, and {wanted >> 20} are needed ({SHM_BYTES_A_PROCESS >> 20} a process); "
             "enlarge it (docker: --shm-size, /etc/fstab: size=)"
         )
 

@@ -3,8 +3,8 @@
     python -m fortyfold.launch.aws.store fetch RUN URL REGION [--only PART]    brings what is there of the run
     python -m fortyfold.launch.aws.store set-aside RUN URL REGION              moves that out of the way
 
-The copy follows after every checkpoint, four times a minute, and at the end. A checkpoint comes with its manifest last, and
-goes with its manifest first: without one it is not whole, and is not brought back.
+The copy follows after every checkpoint, four times a minute, and at the end. A checkpoint comes with its manifest
+last, and goes with its manifest first: without one it is not whole, and is not brought back.
 """
 
 import argparse
