@@ -26,9 +26,10 @@ FINISHED = 35
 BARE = {"PATH": "/bin:/usr/bin", "LANG": "C"}
 
 
-def install(folder: Path, tools: tuple[str, ...] = TOOLS) -> Path:
-    """Put the commands into a folder for PATH."""
+def install(folder: Path, tools: tuple[str, ...] = TOOLS, walltime: str = "1:00:00") -> Path:
+    """Put the commands into a folder for PATH; jobs that ask for no walltime have this one."""
     (folder / "state").mkdir(parents=True)
+    (folder / "walltime").write_text(walltime)
     (folder / "home").mkdir()
     (folder / "bin").mkdir()
     for tool in tools:
@@ -79,6 +80,9 @@ class Pbs:
         chunks = [chunk for part in (select[1] if select else "1:ncpus=1").split("+") for chunk in self._spread(part)]
         hosts = [f"host{place if scatter else 0}" for place in range(len(chunks))]
         (job / "nodefile").write_text("".join(f"{host}\n" * 2 for host in hosts))
+        walltime = re.search(r"^#PBS -l walltime=(\S+)", text, re.MULTILINE)
+        granted = walltime[1] if walltime else (self.folder / "walltime").read_text()
+        (job / "times").write_text(f"Resource_List.walltime = {granted}\n    stime = {time.ctime()}")
         (job / "ncpus").write_text(re.search(r"ncpus=(\d+)", chunks[0])[1])  # type: ignore[index]
         return job
 
@@ -152,6 +156,9 @@ class Pbs:
         (job / f"asked-{asked}").touch()
         if asked % 3 == 2:
             print('{"Jobs": {"1.server": {"job_state": ')
+            return 0
+        if "json" not in arguments:
+            print(f"Job Id: {job.name}.server\n    job_state = R\n    {(job / 'times').read_text()}")
             return 0
         if (job / "ended").exists():
             print(

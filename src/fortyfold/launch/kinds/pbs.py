@@ -34,9 +34,17 @@ job=${{PBS_JOBID%%.*}}
 exec >> "$logs/job-$job.log" 2>&1
 rm -f "$run/launch/ended"
 {note}start=$job-$(date +%s)
-deadline={deadline}
 mapfile -t nodes < <(awk '!seen[$0]++ {{ print NR - 1, $0 }}' "$PBS_NODEFILE")
 PATH=$PATH:${{PBS_EXEC:-/opt/pbs}}/bin
+# When to save: shortly before the end that PBS tells of, which may be a queue's; without its word, that asked for.
+deadline={deadline}
+facts=$(timeout 30 qstat -f "$PBS_JOBID" 2> /dev/null)
+began=$(sed -n 's/^ *stime = //p' <<< "$facts")
+walltime=$(sed -n 's/^ *Resource_List.walltime = //p' <<< "$facts")
+if [ -n "$began" ] && [[ $walltime =~ ^([0-9]+):([0-9]+):([0-9]+)$ ]]; then
+    seconds=$((10#${{BASH_REMATCH[1]}} * 3600 + 10#${{BASH_REMATCH[2]}} * 60 + 10#${{BASH_REMATCH[3]}}))
+    deadline=$(($(date -d "$began" +%s) + seconds - {warn}))
+fi
 by=$(command -v pbs_tmrsh || command -v pbsdsh || echo ssh)
 # By ssh an agent hears of the end only by its connection: when that closes, it is told to save and end.
 attended="\\"\\$@\\" < /dev/null & agent=\\$!; {{ cat > /dev/null; kill -TERM \\"\\$agent\\"; }} <&0 > /dev/null 2>&1 &"
@@ -116,7 +124,7 @@ def _body(plan: Plan, note: str) -> str:
     if site.time_limit:
         deadline = f"$(($(date +%s) + {parse_seconds(site.time_limit) - site.warn_seconds}))"
     logs = quote(site.logs) if site.logs else "$run/logs"
-    return _BODY.format(run=quote(str(plan.run)), logs=logs, deadline=deadline, note=note)
+    return _BODY.format(run=quote(str(plan.run)), logs=logs, deadline=deadline, warn=site.warn_seconds, note=note)
 
 
 def _options(plan: Plan) -> list[str]:
