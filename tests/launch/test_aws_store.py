@@ -1,6 +1,8 @@
 """A run's copy on S3 (moto's): it follows, outlives the disk it was made from, and is brought back whole."""
 
 import shutil
+import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +12,11 @@ import pytest
 from aws_hosts import make_site, plan_for
 from aws_stand_in import REGION, Cloud
 
-from fortyfold.launch.aws import store
+from fortyfold.launch.aws import lease, store
+from fortyfold.launch.aws.lease import Lease
 from fortyfold.launch.aws.store import Store, keeping, open_store
 from fortyfold.launch.plan import Plan
-from fortyfold.spec.errors import UserError
+from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.run_dir import RunDir
 
 ROOT = "s3://my-bucket/some-runs"
@@ -123,7 +126,7 @@ def test_a_trouble_that_passes_is_a_note(
 
 
 def test_who_may_not_write_hears_of_it_at_once(ec2: Cloud, plan: Plan) -> None:
-    complaint = r"^AWS: list_objects_v2: NoSuchBucket: .*; see run_root in the site$"
+    complaint = r"^AWS: put_object: NoSuchBucket: .*; see run_root in the site$"
     with pytest.raises(UserError, match=complaint), keeping(plan, "all"):
         raise AssertionError
 
@@ -145,6 +148,53 @@ def test_one_that_is_in_the_way_is_moved(bucket: Store, plan: Plan, tmp_path: Pa
     moved = [each["Key"] for each in ec2.s3.list_objects_v2(Bucket="my-bucket")["Contents"]]
     (aside,) = {key.split("/")[1] for key in moved}
     assert sorted(moved) == sorted(f"some-runs/{aside}/{path}" for path in before)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LIFE_SECONDS", 0.05), ("GONE_SECONDS", 0.6), ("POLL_SECONDS", 0.15)):
+        monkeypatch.setattr(lease, name, seconds)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_gang_at_a_time(bucket: Store, plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    told = f"{URL} is being trained by {socket.gethostname()}; stop that one first"
+    with keeping(plan, "all"):
+        with pytest.raises(UserError, match=f"^{told}$"), keeping(plan, "all"):
+            raise AssertionError
+        assert store.main(["set-aside", str(plan.run), URL, REGION]) == 2
+        assert capsys.readouterr().err.endswith(f"for a sign of life\nfortyfold: {told}\n")
+    with keeping(plan, "all"):
+        pass
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_is_gone_is_followed_and_hears_of_it(bucket: Store, plan: Plan) -> None:
+    gone = Lease(bucket.client, bucket.bucket, bucket.folder)
+    gone.take()
+    with keeping(plan, "all"):
+        gone.show_life(threading.Event())
+        gone.release()
+        assert gone.lost
+        assert bucket.client("head_object", Bucket=bucket.bucket, Key=f"{bucket.folder}.holder")  # it is not theirs
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_was_taken_over_is_left_alone(bucket: Store, plan: Plan) -> None:
+    with pytest.raises(RunFailed, match="somebody else has taken over"), keeping(plan, "all"):
+        bucket.client("put_object", Bucket=bucket.bucket, Key=f"{bucket.folder}.holder", Body=b"mine")
+        time.sleep(1)
+        save(RunDir(plan.run), 1)
+    assert "checkpoints/step-000000001-0001/manifest.json" not in bucket.sizes()
+
+
+def test_an_answer_that_is_lost_loses_nothing(bucket: Store) -> None:
+    one = Lease(bucket.client, bucket.bucket, bucket.folder)
+    one.take()
+    before = one._version
+    assert one._write(IfMatch=before)
+    assert one._version != before and one._write(IfMatch=before)  # as if S3 had not heard of the second
+    assert one._write(IfMatch=one._version)
 
 
 def test_without_s3_there_is_nothing_to_keep(plan: Plan) -> None:

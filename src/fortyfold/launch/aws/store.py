@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import get_args
 
+from fortyfold.launch.aws.lease import Lease, leased
 from fortyfold.launch.aws.session import Client, connect_from_instance
 from fortyfold.launch.mirror import MANIFEST, Change, Part, Sender, grows, pruned, put, receiving
 from fortyfold.launch.plan import Plan
@@ -88,21 +89,23 @@ def keeping(plan: Plan, part: Part) -> Iterator[None]:
         yield
         return
     assert isinstance(plan.site, AwsSite)
-    keeper = _Keeper(RunDir(plan.run), open_store(plan.store, plan.site.region), part)
-    keeper.send()
-    try:
-        with beside("store", keeper.follow):
-            yield
-    except BaseException:
-        with suppress(UserError, OSError):
-            keeper.send()
-        raise
-    keeper.send()
+    store = open_store(plan.store, plan.site.region)
+    with leased(store.client, store.bucket, store.folder) if part == "all" else nullcontext() as lease:
+        keeper = _Keeper(RunDir(plan.run), store, part, lease)
+        keeper.send()
+        try:
+            with beside("store", keeper.follow):
+                yield
+        except BaseException:
+            with suppress(UserError, RunFailed, OSError):
+                keeper.send()
+            raise
+        keeper.send()
 
 
 class _Keeper:
-    def __init__(self, run_dir: RunDir, store: Store, part: Part) -> None:
-        self._run_dir, self._store, self._part = run_dir, store, part
+    def __init__(self, run_dir: RunDir, store: Store, part: Part, lease: Lease | None) -> None:
+        self._run_dir, self._store, self._part, self._lease = run_dir, store, part, lease
         self._sender, self._there = Sender(run_dir, part), store.sizes()
 
     def follow(self, over: threading.Event) -> None:
@@ -114,13 +117,17 @@ class _Keeper:
             newest, sent_at = now, time.monotonic()
             try:
                 self.send()
-            except (UserError, OSError) as error:
+            except (UserError, RunFailed, OSError) as error:
                 if not told:
                     print(f"note: {error}; it is tried again", file=sys.stderr, flush=True)
                 told = True
 
     def send(self) -> None:
         """All that is not there yet; what is pruned here is removed there."""
+        if self._lease is not None and self._lease.lost:
+            raise RunFailed(
+                f"somebody else has taken over the copy of {self._run_dir.path} on S3; nothing is sent there"
+            )
         try:
             for change in self._sender.changes():
                 with suppress(FileNotFoundError):  # it was pruned meanwhile
@@ -178,11 +185,12 @@ def _size(path: Path) -> int:
 
 def set_aside(store: Store, run_dir: RunDir) -> None:
     """For --fresh: under a new name, if a run is there."""
-    there = store.sizes()
-    if run_dir.spec.name in there:
-        aside = Store(store.client, store.bucket, f"{store.folder}.{time.strftime('%Y%m%d-%H%M%S')}")
-        for path in there:
-            store.move(path, aside)
+    with leased(store.client, store.bucket, store.folder):
+        there = store.sizes()
+        if run_dir.spec.name in there:
+            aside = Store(store.client, store.bucket, f"{store.folder}.{time.strftime('%Y%m%d-%H%M%S')}")
+            for path in there:
+                store.move(path, aside)
 
 
 def main(arguments: Sequence[str]) -> int:
