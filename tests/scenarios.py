@@ -332,13 +332,14 @@ def train_by_the_api(ranks: Ranks, out: str, data: str) -> dict[str, Any]:
     return {"finished": outcome.finished, "heard": heard}
 
 
-def bring_checkpoint(ranks: Ranks, runs: list[str], name: str) -> list[bool]:
-    """Each rank on a node of its own, with its own path of the run; gives far and apart."""
+def read_newest(ranks: Ranks, runs: list[str]) -> list[Any]:
+    """Each rank on a node of its own, with its own path of the run; gives far, apart and the checkpoint's step."""
     world = replace(ranks.world, node_sizes=(1,) * ranks.world.size)
     run_dir = RunDir(Path(runs[world.rank]))
-    found = find_far(replace(ranks, world=world), run_dir.path)
-    checkpoint.bring(run_dir, name, found)
-    return [found.far, found.apart]
+    found = find_far(replace(ranks, world=world), run_dir.launch)
+    snapshot, _ = checkpoint.read_newest(run_dir, found, training=False)
+    assert snapshot is not None
+    return [found.far, found.apart, snapshot.progress.step]
 
 
 def scores(ranks: Ranks, run: str) -> dict[str, list[float]]:

@@ -271,13 +271,13 @@ def test_a_writer_that_another_attempt_has_replaced_publishes_nothing(tmp_path: 
 def test_only_who_does_not_see_the_first_nodes_disk_is_sent_a_checkpoint(
     three_ranks: RankPool, pair: RunDir, tmp_path: Path
 ) -> None:
-    """Whatever the site says of disks: of three nodes two share one, and the third has something older."""
+    """Whatever the site says of disks: of three nodes two share one, and the third has something of its own."""
     first, other = RunDir(tmp_path / "first"), RunDir(tmp_path / "other")
     shutil.copytree(pair.path, first.path)
-    other.checkpoint(0, 1).mkdir(parents=True)
-    newest, runs = first.checkpoint_names()[0], [str(first.path), str(first.path), str(other.path)]
-    answers = three_ranks.run("bring_checkpoint", runs=runs, name=newest)
-    assert answers == [[False, True], [False, True], [True, True]]
-    assert first.checkpoint_names() == pair.checkpoint_names() and other.checkpoint_names() == [newest]
-    assert checkpoint.read(other.checkpoints / newest).progress.step == 2
-    assert not [*first.path.glob(".seen-*"), *other.path.glob(".seen-*")]
+    other.checkpoint(7, 1).mkdir(parents=True)
+    runs = [str(first.path), str(first.path), str(other.path)]
+    answers = three_ranks.run("read_newest", runs=runs)
+    assert answers == [[False, True, 2], [False, True, 2], [True, True, 2]]
+    assert first.checkpoint_names() == pair.checkpoint_names()
+    assert other.checkpoint_names() == ["step-000000007-0001"]  # nothing is removed
+    assert [path.name for path in other.path.iterdir()] == ["checkpoints"] and not list(first.launch.iterdir())

@@ -59,7 +59,7 @@ def _train(job: Job, run_dir: RunDir, pulse: Pulse) -> None:
     hearing = hearing_requests(run_dir, stop) if world.rank == 0 else nullcontext()
     with hearing, joined(recipe.seed) as ranks:
         if job.get("apart"):  # by the site's word; some may see the run directory all the same
-            ranks = find_far(ranks, run_dir.path)
+            ranks = find_far(ranks, run_dir.launch)
         train(recipe, run_dir, stop, job["command"], staged, ranks=ranks, pulse=pulse)
 
 

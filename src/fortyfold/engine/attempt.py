@@ -5,6 +5,7 @@ the line says which keys. Keys that change no weight (recipe.FREE_KEYS) may diff
 """
 
 import platform
+import secrets
 import shutil
 import subprocess
 import time
@@ -78,7 +79,8 @@ def open_attempt(run_dir: RunDir, spec: dict[str, Any], damaged: Iterable[str]) 
     """Write run.json; gives the attempt's number. The run must be held, and checked."""
     checkpoint.retire(run_dir, damaged)
     attempt = max(last_attempt(read_events(run_dir.events())), run_dir.read_attempt() or 0) + 1
-    write_json(run_dir.spec, {**spec, "attempt": attempt})
+    name = run_dir.read_id() or secrets.token_hex(8)
+    write_json(run_dir.spec, {**spec, "id": name, "attempt": attempt})
     run_dir.stopped.unlink(missing_ok=True)
     return attempt
 

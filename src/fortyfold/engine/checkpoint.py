@@ -209,26 +209,30 @@ def read_newest(
     passed_over: dict[str, str] = {}
     for name in ranks.from_first(lambda: names(run_dir)):
         snapshot, problem = None, None
-        bring(run_dir, name, ranks)
+        folder = bring(run_dir, name, ranks)
         try:
-            snapshot = read(run_dir.checkpoints / name, ranks.world.rank, ranks.world.size, training=training)
+            snapshot = read(folder, ranks.world.rank, ranks.world.size, training=training)
         except Damaged as error:
             problem = str(error)
         problems = [problem for problem in ranks.gather(problem) if problem]
+        if ranks.far:
+            shutil.rmtree(folder.parent, ignore_errors=True)
         if not problems:
             return snapshot, passed_over
         passed_over[name] = problems[0]
     return None, passed_over
 
 
-def bring(run_dir: RunDir, name: str, ranks: Ranks) -> None:
-    """To every node that does not see rank 0's disk: the checkpoint `name`, in place of those that are there."""
-    if not ranks.apart:
-        return
+def bring(run_dir: RunDir, name: str, ranks: Ranks) -> Path:
+    """To every node that does not see rank 0's disk: the checkpoint `name`, for the time being; gives its place."""
     folder = run_dir.checkpoints / name
+    if not ranks.apart:
+        return folder
+    if ranks.far:
+        folder = run_dir.brought(ranks.world.nodes().index(ranks.world.node)) / name
     receives = ranks.far and ranks.world.rank == ranks.world.node[0]
     if receives:
-        shutil.rmtree(run_dir.checkpoints, ignore_errors=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
         folder.mkdir(parents=True)
     sizes = ranks.from_first(lambda: {path.name: path.stat().st_size for path in sorted(folder.iterdir())})
     for file_name, num_bytes in sizes.items():
@@ -239,6 +243,7 @@ def bring(run_dir: RunDir, name: str, ranks: Ranks) -> None:
         else:
             deque(pieces, maxlen=0)
     ranks.gather(None)  # nobody reads before all is there
+    return folder
 
 
 def _read_pieces(path: Path) -> Iterator[bytes]:

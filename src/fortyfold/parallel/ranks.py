@@ -170,8 +170,9 @@ def find_far(ranks: Ranks, folder: Path) -> Ranks:
 
 
 def _leave_mark(folder: Path) -> str:
-    name = f".seen-{secrets.token_hex(8)}"
+    name = f"seen-{secrets.token_hex(8)}"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     except OSError as error:
         raise RunFailed(f"cannot write to {folder}: {error.strerror}") from None

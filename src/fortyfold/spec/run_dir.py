@@ -1,6 +1,6 @@
 """The run directory: the one module that names every file in it.
 
-    run.json                      resolved recipe, versions, decoder, data, git commit, command line
+    run.json                      an id, resolved recipe, versions, decoder, data, git commit, command line
     steps-00000.bin               one fixed-width record a step (spec/records.py), a file a rank
     events-00000.jsonl            evaluations, saves, restarts, warnings (spec/events.py), a file a rank
     checkpoints/step-000000420-0001/  model, ema and training.safetensors, manifest.json
@@ -180,6 +180,10 @@ class RunDir:
         """Where `attempt` saves after `step` steps; names sort from old to new."""
         return self.checkpoints / f"step-{step:09d}-{attempt:04d}"
 
+    def brought(self, node: int) -> Path:
+        """Where a node that does not see rank 0's disk has the checkpoint that it begins with, while it reads it."""
+        return self.path / f".brought-{node}"
+
     def checkpoint_names(self) -> list[str]:
         """The names of the whole checkpoints, newest first."""
         if not self.checkpoints.is_dir():
@@ -229,6 +233,13 @@ class RunDir:
         except (OSError, ValueError, AttributeError):
             return None
         return attempt if isinstance(attempt, int) else None
+
+    def read_id(self) -> str:
+        """What tells this run from every other, whatever they are called; empty before the first attempt."""
+        try:
+            return str(json.loads(self.spec.read_text(encoding="utf-8")).get("id", ""))
+        except (OSError, ValueError, AttributeError):
+            return ""
 
     def hold(self) -> AbstractContextManager[None]:
         """Hold the run for this process; a second holder is refused. Makes the directory when needed."""
