@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -99,13 +99,24 @@ def test_an_older_copy_removes_nothing_newer(source: RunDir, tmp_path: Path) -> 
 
 
 def test_all_but_checkpoints(source: RunDir, tmp_path: Path) -> None:
-    """Those that the copy has of old go as they go there."""
+    """The newest that the copy has of old stays."""
     copy, buffer = RunDir(tmp_path / "copy"), BytesIO()
     save(source, 5)
+    save(copy, 2)
     save(copy, 3)
     send(source, buffer, "no-checkpoints", once=True)
     list(read_changes(copy, BytesIO(buffer.getvalue())))
-    assert set(files(copy)) == {"run.json", "events-00000.jsonl", "logs/rank-00001.log"}
+    assert copy.checkpoint_names() == ["step-000000003-0001"]
+    assert {path.name for path in copy.path.iterdir()} == {"run.json", "events-00000.jsonl", "logs", "checkpoints"}
+
+
+def test_the_newest_goes_first_and_its_manifest_last(source: RunDir) -> None:
+    save(source, 3)
+    save(source, 5)
+    sent = [change.path for change in Sender(source).changes() if change.checkpoint]
+    assert [PurePosixPath(path).parts[1:] for path in sent] == [
+        (f"step-00000000{step}-0001", name) for step in (5, 3) for name in ("model.safetensors", "manifest.json")
+    ]
 
 
 def test_hosts_that_share_a_disk_may_send_the_same_twice(source: RunDir, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import time
 
-from fortyfold.launch.aws.store import keeping
+from fortyfold.launch.aws.store import keeping_records
 from fortyfold.launch.facts import name_node
 from fortyfold.launch.gang import SILENT_SECONDS, Leader, NodeLost, RunNode, Told, follow
 from fortyfold.launch.link import Closed
@@ -33,7 +33,7 @@ def join(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
     leader = Leader(link, stop)
     try:
         run = _prepare(plan, address, leader)
-        with keeping(plan, "records"):
+        with keeping_records(plan):
             follow(leader, place.node, place.num_nodes, run)
     except Told as over:
         raise RunFailed(f"{name_node(facts)} is told that it is over: {over}") from None

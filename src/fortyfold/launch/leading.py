@@ -42,13 +42,13 @@ def lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
 
 def _lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
     """Whatever happens is the last word in `ended`."""
-    run_dir, gang = RunDir(plan.run), None
-    word = "failed"
+    run_dir = RunDir(plan.run)
+    word, gang = "failed", None
     try:
         interface = plan.site.interface if place.num_nodes > 1 else "lo"
         door = invite(interface, plan.site.ports, meeting.publish)
         taken = taking_over(run_dir, keep_cancelled=bool(meeting.start))
-        kept = nullcontext() if plan.checks else keeping(plan, "all")
+        kept = nullcontext() if plan.checks else keeping(plan, stop, meeting.tell)
         with taken, hearing_requests(run_dir, stop), door as reception, kept:
             gang = _gather(plan, place, reception, stop)
             if plan.checks:
@@ -58,7 +58,9 @@ def _lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
             print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
             with _shown(run_dir):
                 ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
-        word = _last_word(run_dir, stop, ended.unsaved)
+            word = _last_word(run_dir, stop, ended.unsaved)
+            gang.goodbye(word)
+            gang = None
         return TRAINED if word == "trained" else STOPPED
     except _Stop:
         word = stop.reason

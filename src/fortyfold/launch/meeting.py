@@ -52,6 +52,8 @@ class Meeting:
     note_end: Callable[[str], None]
     start: str = ""
     """Which start of the job this is."""
+    tell: Callable[[dict[str, Any]], None] = lambda words: None
+    """Something to the ssh launcher (launch/wire.py)."""
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
     python -m fortyfold.launch.mirror send RUN [--once] [--only PART]    writes changes to stdout, once a second
     python -m fortyfold.launch.mirror receive RUN                        reads them from stdin
-    python -m fortyfold.launch.mirror attempt RUN                        says which attempt the run there has come to
+    python -m fortyfold.launch.mirror state RUN                          says which run it is, and how far
     python -m fortyfold.launch.mirror set-aside RUN                      moves it out of the way
 
 A change is a line of JSON with a path and how many bytes follow it. Files that only grow (records, events, logs) are
 sent from where they were, and of two copies the longer is the newer; others whole, and put in place by renaming. A
-checkpoint is sent when it is whole, its manifest last, and is whole or absent in the copy, too. What one side has and
-the other never had is left alone.
+checkpoint is sent when it is whole, the newest first, its manifest last, and is whole or absent in the copy, too. What
+one side has and the other never had is left alone, and so is the newest that there is.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, get_args
 
@@ -28,7 +28,7 @@ from fortyfold.spec.run_dir import RunDir, write_atomically
 ROUND_SECONDS = 1.0
 BLOCK_BYTES = 1 << 20
 MANIFEST = "manifest.json"  # of a checkpoint
-_GROWING = ("events-*.jsonl", "steps-*.bin", "logs/*.log")
+_GROWING = ("events-*.jsonl", "steps-*.bin", "logs/rank-*.log")
 _WHOLE = ("launch/check.json", "run.json", "stopped.json", "summary.csv", "dawnbench.tsv", "points.csv")
 
 
@@ -80,7 +80,7 @@ class Sender:
                     yield Change(name, offset, now[1] - offset)
 
     def _new_checkpoints(self) -> Iterator[Change]:
-        for name in reversed(self._run_dir.checkpoint_names()):
+        for name in self._run_dir.checkpoint_names():
             if name in self._checkpoints:
                 continue
             with suppress(FileNotFoundError):  # it was pruned meanwhile
@@ -124,13 +124,15 @@ def read_changes(run_dir: RunDir, source: BinaryIO) -> Iterator[Change]:
         yield change
 
 
-def pruned(names: Iterable[str], keep: Collection[str]) -> list[str]:
-    """The checkpoints of a copy that are no longer kept; what is newer than all that are was never there."""
-    return [name for name in names if keep and name not in keep and name < max(keep)]
+def pruned(names: Iterable[str], keep: Collection[str], newest: str) -> list[str]:
+    """The checkpoints of a copy to be removed, when the original has those to `keep`, and the copy `newest`: that one
+    stays until a newer one is whole, and so does what is newer than all of the original's, which never had it."""
+    return [name for name in names if keep and name not in keep and name < min(max(keep), newest)]
 
 
 def _prune(run_dir: RunDir, keep: list[str]) -> None:
-    for name in pruned(run_dir.checkpoint_names(), keep):
+    names = run_dir.checkpoint_names()
+    for name in pruned(names, keep, max(names, default="")):
         shutil.rmtree(run_dir.checkpoints / name)
 
 
@@ -173,6 +175,25 @@ def grows(path: str) -> bool:
     return any(PurePosixPath(path).match(pattern) for pattern in _GROWING)
 
 
+def is_sent(path: str, part: Part) -> bool:
+    """Whether a file that is no checkpoint's is of that part of a run."""
+    return grows(path) or (part != "records" and path in _WHOLE)
+
+
+@dataclass(frozen=True)
+class State:
+    """Which run it is, and how far."""
+
+    id: str = ""
+    attempt: int = 0
+    newest: str = ""
+    """Its newest checkpoint."""
+
+
+def read_state(run_dir: RunDir) -> State:
+    return State(run_dir.read_id(), run_dir.read_attempt() or 0, next(iter(run_dir.checkpoint_names()), ""))
+
+
 def _safe(text: str) -> PurePosixPath:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts:
@@ -209,14 +230,14 @@ def send(run_dir: RunDir, out: BinaryIO, part: Part = "all", *, once: bool = Fal
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="fortyfold.launch.mirror")
-    parser.add_argument("verb", choices=["send", "receive", "attempt", "set-aside"])
+    parser.add_argument("verb", choices=["send", "receive", "state", "set-aside"])
     parser.add_argument("run", type=Path)
     parser.add_argument("--once", action="store_true", help="what there is now, and no more")
     parser.add_argument("--only", choices=get_args(Part), default="all", help="which part of the run")
     options = parser.parse_args(arguments)
     run_dir = RunDir(options.run.expanduser())
-    if options.verb == "attempt":
-        print(run_dir.read_attempt() or 0)
+    if options.verb == "state":
+        print(json.dumps(asdict(read_state(run_dir))))
         return
     if options.verb == "set-aside":
         run_dir.set_aside()

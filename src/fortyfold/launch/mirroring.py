@@ -1,5 +1,6 @@
 """The run directory of hosts that share no disk, brought here and back (launch/mirror.py does the copying)."""
 
+import json
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import BinaryIO, cast
 
 from fortyfold.launch import remote
 from fortyfold.launch.contract import Say
-from fortyfold.launch.mirror import Part, read_changes, send
+from fortyfold.launch.mirror import Part, State, read_changes, read_state, send
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import environment_lines, in_container, quote, quote_path
 from fortyfold.spec.aws_site import AwsSite
@@ -41,22 +42,26 @@ def _sending(plan: Plan, node: int, *options: str, checkpoints: bool) -> str:
 
 
 def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Attend) -> None:
-    """Before a start: the hosts and this machine agree on how far the run is. The later attempt's word holds."""
+    """Before a start: the hosts and this machine agree on how far the run is. The later attempt's word holds, every
+    record and the newest checkpoint."""
     remote.attended([partial(_settle, plan, hosts, run_dir)], attend)
 
 
 def _settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
-    path = quote_path(str(plan.run))
     for node, host in enumerate(hosts if plan.store else ()):
         remote.run(_site(plan), host, _at_store(plan, "fetch", "--only", _part(node, checkpoints=True)))
-    said = remote.run(_site(plan), hosts[0], _script(plan, "attempt", path)).split()  # a shell's greeting may be first
-    there = int(said[-1]) if said and said[-1].isdigit() else 0
-    if there >= (run_dir.read_attempt() or 0):
+    said = remote.run(_site(plan), hosts[0], _script(plan, "state", quote_path(str(plan.run))))
+    there, here = State(**json.loads(said.splitlines()[-1])), read_state(run_dir)  # a shell's greeting may be first
+    if there.id and here.id and there.id != here.id:
+        where = plan.store or f"{plan.run} on {hosts[0]}"
+        raise UserError(
+            f"{where} is another run than {run_dir.path}; --fresh sets both aside, --out gives another name"
+        )
+    if there.attempt >= here.attempt:
         fetch(plan, hosts, run_dir, checkpoints=not plan.site.keeps_runs)
-    else:
-        _push(plan, hosts[0], run_dir, "all")
-    for host in hosts[1:]:
-        _push(plan, host, run_dir, "records")
+    is_newer = here.attempt > there.attempt or here.newest > there.newest
+    for node, host in enumerate(hosts):
+        _push(plan, host, run_dir, "all" if is_newer and node == 0 else "records")
 
 
 def _at_store(plan: Plan, verb: str, *options: str) -> str:

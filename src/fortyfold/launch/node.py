@@ -57,7 +57,7 @@ def _open(options: argparse.Namespace, stop: StopFlag) -> tuple[Plan, Meeting]:
         plan = replace(plan, run=plan.run.expanduser())
         RunDir(plan.run).launch.mkdir(parents=True, exist_ok=True)
         write_json(RunDir(plan.run).plan, plan.to_json())
-        return plan, Meeting(wire.publish, wire.await_invitation, wire.note_end)
+        return plan, Meeting(wire.publish, wire.await_invitation, wire.note_end, tell=wire.tell)
     plan = read_plan(options.plan)
     run_dir = RunDir(plan.run)
     path = run_dir.invitation(options.start)

@@ -1,8 +1,8 @@
 """Agents on hosts by ssh: what the launchers that reach their hosts so have in common, wherever the hosts are from.
 
 This command starts an agent on each host and looks after them. When it ends, for whatever reason, so do the agents
-(launch/wire.py). Where hosts share no disk, the run lives on the first one, and all it says comes here while it runs,
-each checkpoint as soon as it is whole.
+(launch/wire.py). Where hosts share no disk, the run lives on the first one, and all it says comes here while it runs:
+each checkpoint as soon as it is whole, unless runs are kept where they outlive the hosts.
 """
 
 import json
@@ -104,6 +104,7 @@ class _Agent:
 
     host: str
     process: remote.Process
+    say: Say
     words: dict[str, Any] = field(default_factory=dict)
     """What it has said."""
 
@@ -111,7 +112,9 @@ class _Agent:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with suppress(ValueError):
-                self.words |= json.loads(line)
+                self.words |= (told := json.loads(line))
+                if "note" in told:
+                    self.say(f"note: {told['note']}")
 
 
 def start_once(
@@ -120,18 +123,27 @@ def start_once(
     """An agent on each host, until all have ended; gives the run's last word, `lost` without one, and the exit code."""
     # A request in the run directory is heard by the agents; where that is a copy, here.
     hearing = hearing_requests(run_dir, stop) if plan.apart else nullcontext()
-    with hearing, _agents(plan, rendered, hosts, run_dir) as agents, mirrored(plan, hosts, run_dir, say):
+    with hearing, _agents(plan, rendered, hosts, run_dir, say) as agents, mirrored(plan, hosts, run_dir, say):
         _attend(agents, stop)
-    word = str(agents[0].words.get("ended", "lost"))
+    words = agents[0].words
+    word = str(words.get("ended", "lost"))
     for agent in agents:
         if agent.process.returncode == remote.UNREACHABLE:
             say(f"note: the connection to {agent.host} ended")
     if plan.apart:
-        with suppress(UserError, RunFailed, ValueError, OSError):  # a host is gone; what it had is here, or lost
-            fetch(plan, hosts, run_dir, checkpoints=word not in AGAIN or not plan.site.keeps_runs)
-    if "ended" not in agents[0].words:
-        _require_hope(agents, run_dir, reached="invitation" in agents[0].words)
+        goes_on_there = plan.site.keeps_runs and "unkept" not in words and "ended" in words and word in AGAIN
+        _fetch_last(plan, hosts, run_dir, say, checkpoints=stop.requested or not goes_on_there)
+    if "ended" not in words:
+        _require_hope(agents, run_dir, reached="invitation" in words)
     return word, agents[0].process.returncode
+
+
+def _fetch_last(plan: Plan, hosts: Sequence[str], run_dir: RunDir, say: Say, *, checkpoints: bool) -> None:
+    """Of a host that is gone, what it had is here, or where runs are kept, or lost."""
+    try:
+        fetch(plan, hosts, run_dir, checkpoints=checkpoints)
+    except (UserError, RunFailed, ValueError, OSError) as error:
+        say(f"note: not all of the run could be fetched ({error}); it is kept in {plan.site.run_root or plan.run}")
 
 
 def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
@@ -150,7 +162,7 @@ def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
 
 
 @contextmanager
-def _agents(plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir) -> Iterator[list[_Agent]]:
+def _agents(plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDir, say: Say) -> Iterator[list[_Agent]]:
     secrets = {name: os.environ[name] for name in plan.site.secrets if name in os.environ}
     script = next(iter(rendered.files.values()))
     run_dir.logs.mkdir(parents=True, exist_ok=True)
@@ -161,7 +173,7 @@ def _agents(plan: Plan, rendered: Rendered, hosts: Sequence[str], run_dir: RunDi
             process = remote.start(_site(plan), host, script, (0, node, len(hosts)), log)
             stack.callback(_end, process)
             remote.write(process, _line({"secrets": secrets, "plan": plan.to_json()}))
-            agents.append(_Agent(host, process))
+            agents.append(_Agent(host, process, say))
         listening = threading.Thread(target=agents[0].listen, name="ssh", daemon=True)
         listening.start()
         yield agents
@@ -202,7 +214,10 @@ def _attend(agents: list[_Agent], stop: StopFlag) -> None:
                 remote.write(agent.process, _line({"alive": True}))
         if ending_since is None and any(agent.process.poll() is not None for agent in agents):
             ending_since = now
-        if ending_since is not None and now - ending_since > (FINISH_SECONDS if "ended" in words else END_SECONDS):
+        patience = FINISH_SECONDS if "ended" in words else END_SECONDS
+        if "keeping" in words and "ended" not in words and agents[0].process.poll() is None:
+            ending_since = None  # the others may go; the first one sends what is left to where runs are kept
+        if ending_since is not None and now - ending_since > patience:
             return
         time.sleep(POLL_SECONDS)
 

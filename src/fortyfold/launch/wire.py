@@ -1,7 +1,8 @@
 """A node's line to the ssh launcher: its stdin and stdout, a value of JSON a line.
 
     launcher → node   {"plan": …}, {"secrets": {…}}, {"invitation": …}, {"signal": "SIGINT"}, {"alive": true}
-    node → launcher   {"invitation": …}, {"ended": the run's last word}
+    node → launcher   {"invitation": …}, {"note": for whoever reads along}, {"ended": the run's last word};
+                      before that, where runs are kept on S3, {"keeping": true}, and if that failed {"unkept": true}
 
 When the launcher ends, or is silent for long, the node ends: it gets ORPHAN_SECONDS to save, and no more.
 """
@@ -48,12 +49,14 @@ class Wire:
         return Invitation.from_json(self.await_word("invitation", attend))
 
     @staticmethod
-    def publish(invitation: Invitation) -> None:
-        print(json.dumps({"invitation": invitation.to_json()}), flush=True)
+    def tell(words: dict[str, Any]) -> None:
+        print(json.dumps(words), flush=True)
 
-    @staticmethod
-    def note_end(word: str) -> None:
-        print(json.dumps({"ended": word}), flush=True)
+    def publish(self, invitation: Invitation) -> None:
+        self.tell({"invitation": invitation.to_json()})
+
+    def note_end(self, word: str) -> None:
+        self.tell({"ended": word})
 
     def _listen(self) -> None:
         for line in sys.stdin:

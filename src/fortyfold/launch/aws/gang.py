@@ -128,7 +128,7 @@ def _make_ready(work: Work, plan: Plan, hosts: Sequence[str], ids: Sequence[str]
     remote.on_all_hosts(hosts, lambda host: prepare_host(site, host, volumes.get(host), work.say), work.attend)
     if plan.apart:
         if plan.fresh and not work.was_set_aside:
-            set_aside(plan, hosts)
+            remote.attended([partial(set_aside, plan, hosts)], work.attend)
             work.was_set_aside = True
         settle(plan, hosts, work.run_dir, work.attend)
 

@@ -8,28 +8,32 @@ last, and goes with its manifest first: without one it is not whole, and is not 
 """
 
 import argparse
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path, PurePosixPath
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
-from fortyfold.launch.aws.lease import Lease, leased
+from fortyfold.launch.aws.lease import leased
 from fortyfold.launch.aws.session import Client, connect_from_instance
-from fortyfold.launch.mirror import MANIFEST, Change, Part, Sender, grows, pruned, put, receiving
+from fortyfold.launch.mirror import MANIFEST, Change, Part, Sender, grows, is_sent, pruned, put, receiving
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.beside import beside
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.exit_codes import BAD_INPUT
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.stop import StopFlag
 
 LOOK_SECONDS = 1.0
 ROUND_SECONDS = 15.0  # between two rounds without a new checkpoint
+FINISH_SECONDS = 60.0  # for a trouble at the end to pass
+AGAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -79,102 +83,155 @@ def open_store(url: str, region: str) -> Store:
     return Store(connect_from_instance(region), bucket, folder)
 
 
-@contextmanager
-def keeping(plan: Plan, part: Part) -> Iterator[None]:
-    """Inside, the copy follows; afterwards it has all. Does nothing where runs are not kept on S3.
+Tell = Callable[[dict[str, Any]], None]
 
-    Whoever may not write there hears of it before training; a trouble that passes is a note.
+
+@contextmanager
+def keeping(plan: Plan, stop: StopFlag, tell: Tell) -> Iterator[None]:
+    """On the first node: inside, the copy follows; afterwards it has all. Nothing where runs are not kept on S3.
+
+    Whoever may not write there hears of it before training. Later troubles are notes, and the launcher is told if the
+    end is not there: then it is for it to fetch. A run that somebody else has taken over is stopped.
     """
     if plan.store is None:
         yield
         return
-    assert isinstance(plan.site, AwsSite)
-    store = open_store(plan.store, plan.site.region)
-    with leased(store.client, store.bucket, store.folder) if part == "all" else nullcontext() as lease:
-        keeper = _Keeper(RunDir(plan.run), store, part, lease)
+    store = _store_of(plan)
+    with leased(store.client, store.bucket, store.folder) as lease:
+        keeper = _Keeper(RunDir(plan.run), store, "all", tell)
         keeper.send()
+
+        def follow(over: threading.Event) -> None:
+            keeper.follow(over, lambda: lease.lost)
+            if lease.lost:
+                tell({"note": f"{plan.store} was taken over by somebody else; this run stops"})
+                stop.ask(signal.SIGTERM, "taken over")
+
         try:
-            with beside("store", keeper.follow):
+            with beside("store", follow):
                 yield
-        except BaseException:
-            with suppress(UserError, RunFailed, OSError):
-                keeper.send()
-            raise
-        keeper.send()
+        finally:
+            tell({"keeping": True})
+            if lease.lost or not keeper.finish():
+                tell({"unkept": True})
+
+
+@contextmanager
+def keeping_records(plan: Plan) -> Iterator[None]:
+    """On any other node, the same for its ranks' records."""
+    if plan.store is None:
+        yield
+        return
+    keeper = _Keeper(RunDir(plan.run), _store_of(plan), "records", lambda words: None)
+    try:
+        with beside("store", keeper.follow):
+            yield
+    finally:
+        keeper.finish()
+
+
+def _store_of(plan: Plan) -> Store:
+    assert isinstance(plan.site, AwsSite) and plan.store is not None
+    return open_store(plan.store, plan.site.region)
 
 
 class _Keeper:
-    def __init__(self, run_dir: RunDir, store: Store, part: Part, lease: Lease | None) -> None:
-        self._run_dir, self._store, self._part, self._lease = run_dir, store, part, lease
-        self._sender, self._there = Sender(run_dir, part), store.sizes()
+    """Sends what has changed. `tell` hears of every trouble that is new."""
 
-    def follow(self, over: threading.Event) -> None:
-        newest, sent_at, told = self._run_dir.checkpoint_names()[:1], time.monotonic(), False
-        while not over.wait(LOOK_SECONDS):
-            now = self._run_dir.checkpoint_names()[:1]
-            if now == newest and time.monotonic() - sent_at < ROUND_SECONDS:
-                continue
-            newest, sent_at = now, time.monotonic()
-            try:
-                self.send()
-            except (UserError, RunFailed, OSError) as error:
-                if not told:
-                    print(f"note: {error}; it is tried again", file=sys.stderr, flush=True)
-                told = True
+    def __init__(self, run_dir: RunDir, store: Store, part: Part, tell: Tell) -> None:
+        self._run_dir, self._store, self._part, self._tell = run_dir, store, part, tell
+        self._sender, self._trouble = Sender(run_dir, part), ""
+        self._there: dict[str, int] | None = None
+        """What S3 has, once it was asked."""
+
+    def follow(self, over: threading.Event, lost: Callable[[], bool] = lambda: False) -> None:
+        newest, sent_at = "", time.monotonic()
+        while not over.wait(LOOK_SECONDS) and not lost():
+            now = self._newest()
+            if now != newest or time.monotonic() - sent_at > ROUND_SECONDS:
+                newest, sent_at = now, time.monotonic()
+                self._attempt()
+
+    def _newest(self) -> str:
+        with suppress(OSError):
+            return next(iter(self._run_dir.checkpoint_names()), "")
+        return ""
+
+    def finish(self) -> bool:
+        """The last time: whether all is there."""
+        until = time.monotonic() + FINISH_SECONDS
+        while not (done := self._attempt()) and time.monotonic() < until:
+            time.sleep(AGAIN_SECONDS)
+        return done
+
+    def _attempt(self) -> bool:
+        done, trouble = False, ""
+        try:
+            self.send()
+            done = True
+            self.prune()
+        except (UserError, OSError) as error:  # what cannot be removed costs a little, and no more
+            trouble = str(error)
+        if trouble and trouble != self._trouble:
+            print(f"note: {trouble}; it is tried again", file=sys.stderr, flush=True)
+            self._tell({"note": f"{trouble}; it is tried again"})
+        self._trouble = trouble
+        return done
 
     def send(self) -> None:
-        """All that is not there yet; what is pruned here is removed there."""
-        if self._lease is not None and self._lease.lost:
-            raise RunFailed(
-                f"somebody else has taken over the copy of {self._run_dir.path} on S3; nothing is sent there"
-            )
+        """All that is not there yet."""
+        if self._there is None:
+            self._there = self._store.sizes()
         try:
             for change in self._sender.changes():
                 with suppress(FileNotFoundError):  # it was pruned meanwhile
-                    self._send(change)
-            self._prune()
+                    self._send(change, self._there)
         except BaseException:
             self._sender = Sender(self._run_dir, self._part)  # the next time all is looked at again
             raise
 
-    def _send(self, change: Change) -> None:
-        path, there = self._run_dir.path / change.path, self._there.get(change.path)
+    def _send(self, change: Change, there: dict[str, int]) -> None:
+        path, size = self._run_dir.path / change.path, change.offset + change.size
         if change.checkpoint:
-            if there != change.size:
+            if there.get(change.path) != size:
                 self._store.send(change.path, path)
-        elif not grows(change.path) or there is None or change.offset + change.size > there:
+        elif not grows(change.path) or size > there.get(change.path, -1):
             self._store.write(change.path, path.read_bytes())
-        self._there[change.path] = change.offset + change.size
+        there[change.path] = size
 
-    def _prune(self) -> None:
-        for name in pruned(_checkpoints(self._there), self._sender.kept()):
-            for path in reversed(_checkpoints(self._there)[name]):
+    def prune(self) -> None:
+        """What is pruned here is removed there, but never the newest that is whole."""
+        there = self._there or {}
+        checkpoints = _checkpoints(there)
+        newest = max((name for name, files in checkpoints.items() if _is_whole(files)), default="")
+        for name in pruned(checkpoints, self._sender.kept(), newest):
+            for path in reversed(checkpoints[name]):
                 self._store.remove(path)
-                del self._there[path]
+                del there[path]
 
 
-def _checkpoints(paths: Sequence[str] | dict[str, int]) -> dict[str, list[str]]:
+def _checkpoints(paths: Iterable[str]) -> dict[str, list[str]]:
     """The files of each, its manifest last."""
     found: dict[str, list[str]] = {}
     for path in sorted(paths, key=lambda path: path.endswith(f"/{MANIFEST}")):
-        parts = PurePosixPath(path).parts
-        if parts[0] == "checkpoints" and len(parts) == 3:
+        parts = path.split("/")
+        if len(parts) == 3 and parts[0] == "checkpoints" and parts[2]:
             found.setdefault(parts[1], []).append(path)
     return found
+
+
+def _is_whole(files: Sequence[str]) -> bool:
+    return files[-1].endswith(f"/{MANIFEST}")
 
 
 def fetch(store: Store, run_dir: RunDir, part: Part) -> None:
     """What is there of the run, and not here."""
     there = store.sizes()
-    checkpoints = _checkpoints(there)
     for path, size in there.items():
-        here = run_dir.path / path
-        wanted = grows(path) or part != "records"
-        if wanted and not path.startswith("checkpoints/") and not (grows(path) and _size(here) >= size):
+        if is_sent(path, part) and not (grows(path) and _size(run_dir.path / path) >= size):
             put(run_dir, path, store.read(path))
-    for name in sorted(checkpoints) if part == "all" else ():
-        files = checkpoints[name]
-        if files[-1].endswith(MANIFEST) and not (run_dir.checkpoints / name).exists():
+    for name, files in _checkpoints(there).items() if part == "all" else ():
+        if _is_whole(files) and not (run_dir.checkpoints / name).exists():
             for path in files:
                 store.fetch(run_dir, Change(path, 0, there[path], name, last=path == files[-1]))
 
@@ -184,13 +241,10 @@ def _size(path: Path) -> int:
 
 
 def set_aside(store: Store, run_dir: RunDir) -> None:
-    """For --fresh: under a new name, if a run is there."""
-    with leased(store.client, store.bucket, store.folder):
-        there = store.sizes()
-        if run_dir.spec.name in there:
-            aside = Store(store.client, store.bucket, f"{store.folder}.{time.strftime('%Y%m%d-%H%M%S')}")
-            for path in there:
-                store.move(path, aside)
+    """For --fresh: under a new name, if anything is there; run.json last, so that one cut short is begun again."""
+    aside = Store(store.client, store.bucket, f"{store.folder}.{time.strftime('%Y%m%d-%H%M%S')}")
+    for path in sorted(store.sizes(), key=lambda path: path == run_dir.spec.name):
+        store.move(path, aside)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -204,11 +258,13 @@ def main(arguments: Sequence[str]) -> int:
     run_dir = RunDir(options.run.expanduser())
     try:
         store = open_store(options.url, options.region)
-        if options.verb == "fetch":
-            fetch(store, run_dir, options.only)
-        else:
-            set_aside(store, run_dir)
-    except (UserError, RunFailed) as error:
+        alone = nullcontext() if options.only == "records" else leased(store.client, store.bucket, store.folder)
+        with alone:
+            if options.verb == "fetch":
+                fetch(store, run_dir, options.only)
+            else:
+                set_aside(store, run_dir)
+    except (UserError, RunFailed, OSError) as error:
         print(f"fortyfold: {error}", file=sys.stderr)
         return BAD_INPUT
     return 0

@@ -1,7 +1,7 @@
 """Instances of EC2, made for the run: all together in one zone, reached by ssh, and ended whatever happens.
 
 This command looks after them. When a spot instance is to be taken away the run is saved, and a new gang goes on from
-there; so it does when instances are lost. The run is kept here after every checkpoint, or on a disk that all see.
+there; so it does when instances are lost. The run is kept here after every checkpoint, or on S3 or EFS (run_root).
 Everything is tagged with the run. What cannot be ended ends by itself: after a time without a connection, and at the
 time limit (launch/aws/asking.py).
 """
