@@ -193,7 +193,10 @@ def test_a_broken_copy_is_taken_up_again(source: RunDir, tmp_path: Path, monkeyp
     assert told == ["note: the copy of what gpu1 writes is interrupted (the connection ended); it is tried again"]
 
 
-def test_what_a_host_has_is_set_aside(source: RunDir) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_host_has_is_set_aside(source: RunDir, first: bool) -> None:
+    if not first:
+        source.spec.unlink()
     mirror.main(["set-aside", str(source.path)])
     mirror.main(["set-aside", str(source.path)])
     assert not source.path.exists() and len(list(source.path.parent.glob("source.*"))) == 1

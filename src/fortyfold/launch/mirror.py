@@ -240,7 +240,7 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(asdict(read_state(run_dir))))
         return
     if options.verb == "set-aside":
-        run_dir.set_aside()
+        run_dir.set_aside(only_if_run=False)
         return
     if options.verb == "receive":
         for _ in read_changes(run_dir, sys.stdin.buffer):

@@ -249,9 +249,10 @@ class RunDir:
         """Hold it for this command, whichever processes train in it for a while."""
         return self._hold(self.launcher_lock)
 
-    def set_aside(self) -> Path | None:
-        """For --fresh: move a run that nobody holds out of the way; gives its new place."""
-        if not self.exists:
+    def set_aside(self, *, only_if_run: bool = True) -> Path | None:
+        """For --fresh: move a run that nobody holds out of the way; gives its new place. Nodes other than the first
+        may have records of one, and no run.json."""
+        if not (self.exists if only_if_run else self.path.is_dir()):
             return None
         with self.hold_launch(), self.hold():
             here = self.path.resolve()
