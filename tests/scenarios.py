@@ -332,9 +332,9 @@ def train_by_the_api(ranks: Ranks, out: str, data: str) -> dict[str, Any]:
     return {"finished": outcome.finished, "heard": heard}
 
 
-def read_newest(ranks: Ranks, runs: list[str]) -> list[Any]:
-    """Each rank on a node of its own, with its own path of the run; gives far, apart and the checkpoint's step."""
-    world = replace(ranks.world, node_sizes=(1,) * ranks.world.size)
+def read_newest(ranks: Ranks, runs: list[str], nodes: list[int]) -> list[Any]:
+    """Nodes of so many ranks, each rank with its own path of the run; gives far, apart and the checkpoint's step."""
+    world = replace(ranks.world, node_sizes=tuple(nodes))
     run_dir = RunDir(Path(runs[world.rank]))
     found = find_far(replace(ranks, world=world), run_dir.launch)
     snapshot, _ = checkpoint.read_newest(run_dir, found, training=False)

@@ -276,8 +276,19 @@ def test_only_who_does_not_see_the_first_nodes_disk_is_sent_a_checkpoint(
     shutil.copytree(pair.path, first.path)
     other.checkpoint(7, 1).mkdir(parents=True)
     runs = [str(first.path), str(first.path), str(other.path)]
-    answers = three_ranks.run("read_newest", runs=runs)
+    answers = three_ranks.run("read_newest", runs=runs, nodes=[1, 1, 1])
     assert answers == [[False, True, 2], [False, True, 2], [True, True, 2]]
     assert first.checkpoint_names() == pair.checkpoint_names()
     assert other.checkpoint_names() == ["step-000000007-0001"]  # nothing is removed
     assert [path.name for path in other.path.iterdir()] == ["checkpoints"] and not list(first.launch.iterdir())
+
+
+def test_ranks_of_a_far_node_pass_over_a_damaged_one_together(
+    three_ranks: RankPool, pair: RunDir, tmp_path: Path
+) -> None:
+    first, other = RunDir(tmp_path / "first"), RunDir(tmp_path / "other")
+    shutil.copytree(pair.path, first.path)
+    (first.checkpoints / first.checkpoint_names()[0] / MANIFEST).write_text("torn")
+    for _ in range(10):
+        answers = three_ranks.run("read_newest", runs=[str(first.path), *[str(other.path)] * 2], nodes=[1, 2])
+        assert answers == [[False, True, 1], [True, True, 1], [True, True, 1]]

@@ -7,7 +7,7 @@ import pytest
 from aws_hosts import TRAINED, Hosts, make_site, save
 from aws_stand_in import ZONE, Cloud
 
-from fortyfold.launch.aws.tags import DATA, RUN
+from fortyfold.launch.aws.tags import DATA, RUN, own_name
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.toml_text import to_toml
 
@@ -95,7 +95,8 @@ def test_reaping_ends_runs_and_leaves_data(ec2: Cloud, fortyfold: Fortyfold) -> 
     tags = [{"ResourceType": "instance", "Tags": mine}]
     ec2.ec2.run_instances(ImageId=ec2.image, MinCount=2, MaxCount=2, TagSpecifications=tags)
     ec2.ec2.run_instances(ImageId=ec2.image, MinCount=1, MaxCount=1)  # not ours
-    assert fortyfold("aws", "reap", "cloud", "--yes")[1] == "nothing is left\n"
+    told = fortyfold("aws", "reap", "cloud", "--yes")[1]
+    assert told == f"nothing is left of {own_name()}; of other runs and people 3, which --everybody ends\n"
     code, _, err = fortyfold("aws", "reap", "cloud", "--everybody")
     assert code == 2 and "nobody is there to be asked" in err and len(ec2.instances("running")) == 3
     code, out, _ = fortyfold("aws", "reap", "cloud", "--everybody", "--yes")

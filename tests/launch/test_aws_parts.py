@@ -181,7 +181,13 @@ def test_all_volumes_or_none(stub: Stubber) -> None:
 
 def test_the_question() -> None:
     found = Found(FOUND.image, SUBNETS[:1], (Volume("vol-0", "imagenet_0", "us-east-1a", "available", 600),))
-    site = make_site(volume="imagenet", fill="s3://bucket/imagenet", hourly_price=7.5, time_limit="12:00:00")
+    site = make_site(
+        volume="imagenet",
+        fill="s3://bucket/imagenet",
+        instance_profile="reads",
+        hourly_price=7.5,
+        time_limit="12:00:00",
+    )
     assert describe(site, 4, found, "203.0.113.7", "run-1").splitlines() == [
         "to be made in us-east-1a, with the tag fortyfold-run=run-1:",
         "  4 × p3.16xlarge, spot, of ami-1 Deep Learning",
@@ -273,7 +279,7 @@ def run_script(folder: Path, script: str, blkid: int = 0) -> tuple[subprocess.Co
 
 def test_an_empty_volume_is_filled_once(tmp_path: Path) -> None:
     target = tmp_path / "da ta"
-    site = make_site(volume="it", mount=str(target), fill="s3://bucket/imagenet")
+    site = make_site(volume="it", mount=str(target), fill="s3://bucket/imagenet", instance_profile="reads")
     done, calls = run_mount(tmp_path, site, blkid=2)
     assert done.returncode == 0, done.stderr
     assert calls == [
@@ -319,6 +325,9 @@ def test_efs_is_copied(tmp_path: Path) -> None:
         ({"fill": "http://x"}, "neither s3"),
         ({"volume_offset": 2}, "volume_offset is for a volume"),
         ({"run_root": "s3://Bucket!"}, "'s3://Bucket!' is neither s3://bucket/folder nor a folder of EFS"),
+        ({"run_root": "s3:/bucket/runs"}, "'s3:/bucket/runs' is neither s3://bucket/folder"),
+        ({"volume": "x", "fill": "s3://bucket/x"}, "fill from S3 needs instance_profile"),
+        ({"container": "x.sif"}, 'write bootstrap = "there"'),
         ({"run_root": "s3://bucket/runs"}, "run_root on S3 needs instance_profile"),
         ({"run_root": "fs-0a1b:/runs", "shared": True}, "shared needs run_root to be a folder"),
         ({"shared": True}, "shared needs run_root to be a folder"),

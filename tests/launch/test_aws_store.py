@@ -96,7 +96,7 @@ def test_other_nodes_have_their_records(bucket: Store, plan: Plan, tmp_path: Pat
     theirs.path.mkdir(parents=True)
     theirs.events(0).write_text("")  # as it was before
     theirs.events(1).write_text("one\nmore\n")
-    with keeping_records(other):
+    with keeping_records(other, print):
         pass
     back = bring_back(tmp_path, "--only", "records")
     assert files(back.path) == {"events-00000.jsonl": b"one\n", "events-00001.jsonl": b"one\nmore\n"}
@@ -297,7 +297,7 @@ def test_an_answer_that_is_lost_loses_nothing(bucket: Store) -> None:
 
 
 def test_without_s3_there_is_nothing_to_keep(plan: Plan) -> None:
-    with keep(replace(plan, site=make_site())), keeping_records(replace(plan, site=make_site())):
+    with keep(replace(plan, site=make_site())), keeping_records(replace(plan, site=make_site()), print):
         pass
     assert replace(plan, site=make_site(run_root="fs-0a1b:/runs")).store is None
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,10 +38,13 @@ def make(run_dir: RunDir, name: str, attempt: int, events: str, *steps: int) -> 
         (folder / "manifest.json").write_text(f"{step}")
 
 
-def agree(run_dir: RunDir, **keys: Any) -> None:
-    site = parse_site({"kind": "ssh", "hosts": HOSTS, "shared": False, **keys}, source="the test")
+def agree(run_dir: RunDir) -> list[str]:
+    """Gives what is said."""
+    site = parse_site({"kind": "ssh", "hosts": HOSTS, "shared": False}, source="the test")
     plan = Plan("there", site, site.shapes(), Path("~/runs/run"), None, sys.executable, {})
-    settle(plan, HOSTS, run_dir, lambda: None)
+    said: list[str] = []
+    settle(plan, HOSTS, run_dir, lambda: None, said.append)
+    return said
 
 
 def test_another_run_of_that_name_is_refused_and_nothing_is_touched(run_dirs: tuple[RunDir, RunDir, RunDir]) -> None:
@@ -80,8 +82,15 @@ def test_the_newest_checkpoint_wins_wherever_it_is(run_dirs: tuple[RunDir, RunDi
 def test_the_later_attempt_holds(run_dirs: tuple[RunDir, RunDir, RunDir]) -> None:
     here, there, _ = run_dirs
     make(here, "it", 3, "one two", 5)
-    agree(here)
+    assert agree(here) == []
     assert there.read_attempt() == 3 and there.checkpoint_names() == here.checkpoint_names()
     there.spec.write_text(json.dumps({"id": "it", "attempt": 4}))
     agree(here)
     assert here.read_attempt() == 4
+
+
+def test_one_that_is_new_here_is_told_of(run_dirs: tuple[RunDir, RunDir, RunDir]) -> None:
+    here, there, _ = run_dirs
+    make(there, "it", 1, "one", 5)
+    told = "this is the run that there is in ~/runs/run on gpu1; --fresh sets it aside, --out gives another name"
+    assert agree(here) == [f"note: {told}"] and here.read_id() == "it"

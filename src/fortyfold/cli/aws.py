@@ -43,7 +43,7 @@ def snapshot(
 def volumes(
     site: SiteArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="They are called NAME_0, NAME_1, …")],
-    count: Annotated[int, typer.Argument(min=1, help="How many: one a node.")],
+    count: Annotated[int, typer.Argument(metavar="COUNT", min=1, help="How many: one a node.")],
     zone: Annotated[str, typer.Option(metavar="ZONE", help="Such as us-east-1a; instances must be there, too.")],
     snapshot: Annotated[
         str | None, typer.Option(metavar="SNAPSHOT", help="Its id or name; default: they are empty.")
@@ -53,7 +53,7 @@ def volumes(
     offset: Annotated[int, typer.Option(min=0, help="Begin with NAME_OFFSET.")] = 0,
     yes: YesOption = False,
 ) -> None:
-    """Make gp3 volumes of a snapshot, one a node. Of a snapshot, the first reading of each block is slow."""
+    """Make gp3 volumes, empty or of a snapshot, one a node. Of a snapshot, the first reading of each block is slow."""
     from fortyfold.launch.aws.data_volumes import find_snapshot, make_volumes, require_new
     from fortyfold.launch.aws.session import connect
 
@@ -74,7 +74,10 @@ def volumes(
 @app.command()
 def reap(
     site: SiteArgument,
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run directory; default: all of yours.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run directory; default: all that you made from this machine."),
+    ] = None,
     everybody: Annotated[bool, typer.Option("--everybody", help="What others have made, too.")] = False,
     yes: YesOption = False,
 ) -> None:
@@ -87,7 +90,9 @@ def reap(
     ec2 = connect(_load(site))
     tags = _tags_of(run) if run else {} if everybody else {OWNER: own_name()}
     if not (lines := find_left(ec2, tags).lines()):
-        print("nothing is left")
+        others = len(find_left(ec2, {}).lines())
+        more = f"; of other runs and people {others}, which --everybody ends" if others else ""
+        print(f"nothing is left of {run or ('anybody' if everybody else own_name())}{more}")
         return
     confirm("\n".join(["to be ended, with any run that uses it:", *(f"  {line}" for line in lines)]), yes)
     for line in end(ec2, tags):

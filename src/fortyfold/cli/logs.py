@@ -27,6 +27,8 @@ def logs(
     while follow and not path.exists() and not watching.is_over():
         time.sleep(POLL_SECONDS)
     if not path.exists():
+        if watching.is_over():
+            raise UserError(f"there is no {path}; a run of one process here says all at its terminal")
         raise UserError(f"there is no {path} yet; -f waits for it")
     with path.open("rb") as file:
         _copy(file)

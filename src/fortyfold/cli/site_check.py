@@ -30,9 +30,7 @@ def check_site(name: str, site: Site, run: bool, nodes: int | None, procs: int |
     from fortyfold.launch.contract import load_launcher
 
     if site.kind == "aws":
-        raise UserError(
-            f"instances would be made for a check of {name}; `fortyfold train … --dry-run` shows the request"
-        )
+        return _check_aws(name, site, nodes, procs)
     missing = [f"there is no {tool} on this machine" for tool in TOOLS.get(site.kind, ()) if shutil.which(tool) is None]
     if missing or site.kind == "local":
         return _report(name, missing, "")
@@ -45,6 +43,18 @@ def check_site(name: str, site: Site, run: bool, nodes: int | None, procs: int |
     finally:
         shutil.rmtree(run_dir.path, ignore_errors=True)
     return _report(name, problems, f"{len(plan.shapes)} nodes met, {plan.num_ranks} ranks")
+
+
+def _check_aws(name: str, site: Site, nodes: int | None, procs: int | None) -> int:
+    """Credentials, image, subnets and volumes; nothing is made."""
+    from fortyfold.launch.aws.preview import preview
+
+    plan, run_dir = _plan(name, site, nodes, procs, None)
+    try:
+        print(preview(plan, run_dir))
+    except UserError as error:
+        return _report(name, [str(error)], "")
+    return _report(name, [], "nothing was made; its nodes are checked when a run starts")
 
 
 def _plan(name: str, site: Site, nodes: int | None, procs: int | None, data: Path | None) -> "tuple[Plan, RunDir]":

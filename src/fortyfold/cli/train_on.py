@@ -45,7 +45,7 @@ def train_on(recipe: Recipe, wishes: Wishes) -> int:
     rendered = launcher.render(plan, wishes.interactive)
     require_sense(recipe, plan)
     if wishes.dry_run:
-        _show(rendered)
+        _show(plan, rendered, _run_here(recipe, wishes))
         return 0
     run_dir = RunDir(_run_here(recipe, wishes))
     _require_free(run_dir)
@@ -104,10 +104,13 @@ def _run_here(recipe: Recipe, wishes: Wishes) -> Path:
     return (wishes.out or runs_here(wishes.site) / recipe.name).absolute()
 
 
-def _show(rendered: "Rendered") -> None:
+def _show(plan: "Plan", rendered: "Rendered", here: Path) -> None:
+    from fortyfold.launch.plan import describe_shapes
+
     for path, text in rendered.files.items():
-        print(f"# {path}\n{text}")
+        print(f"# {here / path.relative_to(plan.run)}\n{text}")
     print("# then", *map(shlex.join, rendered.commands), sep="\n")
+    print(f"# {describe_shapes(plan.shapes)}" + (f"; the run is kept in {plan.store}" if plan.store else ""))
 
 
 def _require_free(run_dir: RunDir) -> None:

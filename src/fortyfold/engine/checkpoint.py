@@ -37,6 +37,7 @@ FORMAT = 3
 MANIFEST = "manifest.json"
 EMA, TRAINING = "ema.safetensors", "training.safetensors"
 _BESIDE, _DOOMED = ".writing-", ".removing-"
+_RECEIVING = ".receiving-"  # launch/mirror.py's
 
 
 class Damaged(Exception):
@@ -215,7 +216,7 @@ def read_newest(
         except Damaged as error:
             problem = str(error)
         problems = [problem for problem in ranks.gather(problem) if problem]
-        if ranks.far:
+        if _receives(ranks):
             shutil.rmtree(folder.parent, ignore_errors=True)
         if not problems:
             return snapshot, passed_over
@@ -230,7 +231,7 @@ def bring(run_dir: RunDir, name: str, ranks: Ranks) -> Path:
         return folder
     if ranks.far:
         folder = run_dir.brought(ranks.world.nodes().index(ranks.world.node)) / name
-    receives = ranks.far and ranks.world.rank == ranks.world.node[0]
+    receives = _receives(ranks)
     if receives:
         shutil.rmtree(folder.parent, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -244,6 +245,11 @@ def bring(run_dir: RunDir, name: str, ranks: Ranks) -> Path:
             deque(pieces, maxlen=0)
     ranks.gather(None)  # nobody reads before all is there
     return folder
+
+
+def _receives(ranks: Ranks) -> bool:
+    """Whether this rank writes what is brought to its node."""
+    return ranks.far and ranks.world.rank == ranks.world.node[0]
 
 
 def _read_pieces(path: Path) -> Iterator[bytes]:
@@ -269,7 +275,7 @@ def prune(run_dir: RunDir, keep: int, best: str | None) -> None:
 
 def sweep(run_dir: RunDir) -> None:
     """Remove whatever a killed process left half written or half removed."""
-    _remove(run_dir, _DOOMED, _BESIDE)
+    _remove(run_dir, _DOOMED, _BESIDE, _RECEIVING)
 
 
 def _remove(run_dir: RunDir, *prefixes: str) -> None:

@@ -7,7 +7,6 @@ it needs is installed by the host's own pip, in the versions that are here.
 import base64
 import hashlib
 import io
-import sys
 import sysconfig
 import zipfile
 from functools import cache
@@ -16,16 +15,18 @@ from importlib.resources import files
 from pathlib import Path
 
 from fortyfold.launch import remote
-from fortyfold.launch.script import environment_lines, quote
+from fortyfold.launch.script import environment_lines, quote, quote_path
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.site import RemoteSite
 
 FOLDER = "~/.cache/fortyfold"
+OLDEST_PYTHON = (3, 11)
 _LEFT_OUT = ("__pycache__",)
 
 _CHECK = """\
-if [ -e "$HOME"/.cache/fortyfold/{tag}/installed ]; then echo there; fi
+if [ -e "$HOME"/.cache/fortyfold/{tag}/installed ]; then echo there; exit; fi
+{python} -c 'import sys, venv, ensurepip; print(sys.version_info[0], sys.version_info[1])'
 """
 # A function, so that bash has read all of it before `head` reads what follows.
 _INSTALL = """\
@@ -49,18 +50,32 @@ install
 def bootstrap(site: RemoteSite, host: str, say: remote.Say) -> None:
     """See that the host has this version, if that is the site's wish."""
     if site.bootstrap == "there":
+        remote.run(site, host, "true\n")  # one that does not answer is named at once
         return
     name, wheel = make_wheel()
-    there = remote.run(site, host, "\n".join([*environment_lines(site), _CHECK.format(tag=tag(site))]))
-    if there.strip() == b"there":
+    python = quote_path(site.python or "python3")
+    script = _CHECK.format(tag=tag(site), python=python)
+    said = remote.run(site, host, "\n".join([*environment_lines(site), script])).split()
+    if said[-1:] == [b"there"]:
         return
+    _require_version(host, said)
     say(f"installing fortyfold on {host}")
     constraints = pinned_versions().encode()
     script = _INSTALL.format(
-        tag=tag(site), python=quote(site.python or "python3"), wheel_name=name,
+        tag=tag(site), python=python, wheel_name=name,
         wheel_bytes=len(wheel), constraints_bytes=len(constraints), extra=quote(_extra(site)),
     )  # fmt: skip
     remote.run(site, host, "\n".join([*environment_lines(site), script]), constraints + wheel)
+
+
+def _require_version(host: str, said: list[bytes]) -> None:
+    """`said` ends in the version of the host's Python."""
+    major, minor = (int(word) for word in said[-2:])
+    if (major, minor) < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        raise UserError(
+            f"host {host} has Python {major}.{minor}, and {wanted} or newer is needed; see python in the site"
+        )
 
 
 def installed_python(site: RemoteSite) -> str:
@@ -85,8 +100,8 @@ def make_wheel() -> tuple[str, bytes]:
     """(file name, content) of a wheel that installs the fortyfold of this process; the same files make the same."""
     package = Path(str(files("fortyfold")))
     own = distribution("fortyfold")
-    python, machine = f"cp{sys.version_info.major}{sys.version_info.minor}", sysconfig.get_platform()
-    label = f"{python}-{python}-{machine.replace('-', '_').replace('.', '_')}"
+    machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    label = f"cp{''.join(map(str, OLDEST_PYTHON))}-abi3-{machine}"  # as native code is built (setup.py)
     info = f"fortyfold-{own.version}.dist-info"
     metadata, entry_points = own.read_text("METADATA"), own.read_text("entry_points.txt") or ""
     if metadata is None:

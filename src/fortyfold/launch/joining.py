@@ -6,7 +6,7 @@ from fortyfold.launch.aws.store import keeping_records
 from fortyfold.launch.facts import name_node
 from fortyfold.launch.gang import SILENT_SECONDS, Leader, NodeLost, RunNode, Told, follow
 from fortyfold.launch.link import Closed
-from fortyfold.launch.meeting import PATIENCE_SECONDS, Meeting, visit
+from fortyfold.launch.meeting import PATIENCE_SECONDS, Meeting, note, visit
 from fortyfold.launch.place import Place
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.workers import prepare_workers, tell_facts
@@ -33,7 +33,7 @@ def join(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
     leader = Leader(link, stop)
     try:
         run = _prepare(plan, address, leader)
-        with keeping_records(plan):
+        with keeping_records(plan, note):
             follow(leader, place.node, place.num_nodes, run)
     except Told as over:
         raise RunFailed(f"{name_node(facts)} is told that it is over: {over}") from None

@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 from fortyfold.launch.attach import attached
-from fortyfold.launch.aws.store import keeping
+from fortyfold.launch.aws.store import Tell, keeping
 from fortyfold.launch.check import add_problems, describe_ending, require_no_problems
-from fortyfold.launch.facts import Facts, lay_out
+from fortyfold.launch.facts import Facts, lay_out, name_node
 from fortyfold.launch.gang import POLL_SECONDS, Gang, Node, NodeLost
 from fortyfold.launch.link import Closed, Link
 from fortyfold.launch.meeting import Invitation, Meeting, Reception, invite
@@ -42,26 +42,19 @@ def lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
 
 def _lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
     """Whatever happens is the last word in `ended`."""
-    run_dir = RunDir(plan.run)
-    word, gang = "failed", None
+    run_dir, word = RunDir(plan.run), "failed"
     try:
         interface = plan.site.interface if place.num_nodes > 1 else "lo"
         door = invite(interface, plan.site.ports, meeting.publish)
         taken = taking_over(run_dir, keep_cancelled=bool(meeting.start))
         kept = nullcontext() if plan.checks else keeping(plan, stop, meeting.tell)
         with taken, hearing_requests(run_dir, stop), door as reception, kept:
-            gang = _gather(plan, place, reception, stop)
-            if plan.checks:
-                add_problems(plan, describe_ending(gang.attempt(lambda: None)))
-                word = "checked"
-                return TRAINED
-            print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
-            with _shown(run_dir):
-                ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
-            word = _last_word(run_dir, stop, ended.unsaved)
-            gang.goodbye(word)
-            gang = None
-        return TRAINED if word == "trained" else STOPPED
+            gang = _gather(plan, place, reception, stop, meeting.tell)
+            try:
+                word = _train(plan, gang, stop)
+            finally:
+                gang.goodbye(word)  # before all that is left to do here
+        return TRAINED if word in ("trained", "checked") else STOPPED
     except _Stop:
         word = stop.reason
         return STOPPED
@@ -70,8 +63,18 @@ def _lead(plan: Plan, place: Place, meeting: Meeting, stop: StopFlag) -> int:
         raise
     finally:
         meeting.note_end(note_end(run_dir, word, meeting.start))
-        if gang is not None:
-            gang.goodbye(word)
+
+
+def _train(plan: Plan, gang: Gang, stop: StopFlag) -> str:
+    """Attempt after attempt, or one that only checks; gives the last word."""
+    if plan.checks:
+        add_problems(plan, describe_ending(gang.attempt(lambda: None)))
+        return "checked"
+    print(f"training {plan.name} in {plan.run}", file=sys.stderr, flush=True)
+    run_dir = RunDir(plan.run)
+    with _shown(run_dir):
+        ended = supervise(run_dir, gang.attempt, stop, partial(print, file=sys.stderr, flush=True))
+    return _last_word(run_dir, stop, ended.unsaved)
 
 
 def _last_word(run_dir: RunDir, stop: StopFlag, unsaved: str) -> str:
@@ -85,7 +88,7 @@ def _last_word(run_dir: RunDir, stop: StopFlag, unsaved: str) -> str:
     return stop.reason if stop.requested else "failed"
 
 
-def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> Gang:
+def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag, tell: Tell) -> Gang:
     """Meet the others, see that all is as planned, and have every node prepare itself."""
     others: list[Node] = []
 
@@ -103,6 +106,7 @@ def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> G
         if plan.checks:
             require_no_problems(plan, facts)
         procs = lay_out(plan.shapes, facts, in_order=plan.site.kind != "slurm")
+        _tell_of_idle_gpus(facts, procs, tell)
         address = _agreed_address(reception.invitation, facts[1:])
         others += _name_others(facts, procs, [came[node][0] for node in sorted(came)])
         if not plan.apart and not plan.checks:
@@ -120,6 +124,13 @@ def _gather(plan: Plan, place: Place, reception: Reception, stop: StopFlag) -> G
             link.close()
         raise
     return Gang(address, others, stop, run, plan.site.ports)
+
+
+def _tell_of_idle_gpus(facts: Sequence[Facts], procs: Sequence[int], tell: Tell) -> None:
+    for node, count in zip(facts, procs, strict=True):
+        if (node["gpus"] or 0) > count:
+            used = f"and {count} of them will be used; see gpus in the site"
+            tell({"note": f"{name_node(node)} has {node['gpus']} GPUs, {used}"})
 
 
 def _agreed_address(invitation: Invitation, others: Sequence[Facts]) -> str:

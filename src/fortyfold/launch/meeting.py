@@ -9,9 +9,10 @@ token in it. An invitation bears the job's name and which start of it this is, s
 import json
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,14 @@ class Meeting:
     note_end: Callable[[str], None]
     start: str = ""
     """Which start of the job this is."""
-    tell: Callable[[dict[str, Any]], None] = lambda words: None
-    """Something to the ssh launcher (launch/wire.py)."""
+    tell: Callable[[dict[str, Any]], None] = lambda words: note(words["note"]) if "note" in words else None
+    """Something to the ssh launcher (launch/wire.py); without one, notes are for the log."""
+
+
+def note(text: str) -> None:
+    """For the log, if there is still one."""
+    with suppress(OSError):
+        print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, get_args
 
@@ -60,13 +60,13 @@ class Sender:
 
     def changes(self) -> Iterator[Change]:
         """Records before checkpoints: what led to one is there first."""
+        saved = self._run_dir.checkpoint_names() if self._part == "all" else []
         for pattern in _GROWING:
             yield from self._changed(pattern, grows=True)
         if self._part != "records":
             for pattern in _WHOLE:
                 yield from self._changed(pattern, grows=False)
-        if self._part == "all":
-            yield from self._new_checkpoints()
+        yield from self._new_checkpoints(saved)
 
     def _changed(self, pattern: str, *, grows: bool) -> Iterator[Change]:
         for path in sorted(self._run_dir.path.glob(pattern)):
@@ -79,8 +79,8 @@ class Sender:
                     self._sent[name] = now
                     yield Change(name, offset, now[1] - offset)
 
-    def _new_checkpoints(self) -> Iterator[Change]:
-        for name in self._run_dir.checkpoint_names():
+    def _new_checkpoints(self, names: list[str]) -> Iterator[Change]:
+        for name in names:
             if name in self._checkpoints:
                 continue
             with suppress(FileNotFoundError):  # it was pruned meanwhile
@@ -112,8 +112,10 @@ def read_changes(run_dir: RunDir, source: BinaryIO) -> Iterator[Change]:
         try:
             words = json.loads(line)
         except ValueError:
+            words = None
+        if not isinstance(words, dict):
             if begun:
-                raise
+                raise RunFailed("the other side talks nonsense")
             continue
         begun = True
         if "keep" in words:
@@ -134,6 +136,9 @@ def _prune(run_dir: RunDir, keep: list[str]) -> None:
     names = run_dir.checkpoint_names()
     for name in pruned(names, keep, max(names, default="")):
         shutil.rmtree(run_dir.checkpoints / name)
+    for part in run_dir.checkpoints.glob(".receiving-*"):  # of one that was pruned there while it was sent
+        if keep and part.name.removeprefix(".receiving-") not in keep:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _apply(run_dir: RunDir, change: Change, source: BinaryIO) -> None:
@@ -188,6 +193,8 @@ class State:
     attempt: int = 0
     newest: str = ""
     """Its newest checkpoint."""
+    sees: bool = False
+    """Whether it is the folder with the mark that was asked for."""
 
 
 def read_state(run_dir: RunDir) -> State:
@@ -234,10 +241,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--once", action="store_true", help="what there is now, and no more")
     parser.add_argument("--only", choices=get_args(Part), default="all", help="which part of the run")
+    parser.add_argument("--mark", default="", help="of a file in launch/ that may be there")
     options = parser.parse_args(arguments)
     run_dir = RunDir(options.run.expanduser())
     if options.verb == "state":
-        print(json.dumps(asdict(read_state(run_dir))))
+        sees = bool(options.mark) and (run_dir.launch / options.mark).exists()
+        print(json.dumps(asdict(replace(read_state(run_dir), sees=sees))))
         return
     if options.verb == "set-aside":
         run_dir.set_aside(only_if_run=False)

@@ -1,6 +1,7 @@
 """The run directory of hosts that share no disk, brought here and back (launch/mirror.py does the copying)."""
 
 import json
+import secrets
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -41,19 +42,20 @@ def _sending(plan: Plan, node: int, *options: str, checkpoints: bool) -> str:
     return _script(plan, "send", quote_path(str(plan.run)), "--only", part, *options)
 
 
-def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Attend) -> None:
+def settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, attend: remote.Attend, say: Say) -> None:
     """Before a start: the hosts and this machine agree on how far the run is. The later attempt's word holds, every
     record and the newest checkpoint."""
-    remote.attended([partial(_settle, plan, hosts, run_dir)], attend)
+    remote.attended([partial(_settle, plan, hosts, run_dir, say)], attend)
 
 
-def _settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
+def _settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir, say: Say) -> None:
     for node, host in enumerate(hosts if plan.store else ()):
         remote.run(_site(plan), host, _at_store(plan, "fetch", "--only", _part(node, checkpoints=True)))
-    said = remote.run(_site(plan), hosts[0], _script(plan, "state", quote_path(str(plan.run))))
-    there, here = State(**json.loads(said.splitlines()[-1])), read_state(run_dir)  # a shell's greeting may be first
+    there, here = _ask_state(plan, hosts[0]), read_state(run_dir)
+    where = plan.store or f"{plan.run} on {hosts[0]}"
+    if there.id and not here.id:
+        say(f"note: this is the run that there is in {where}; --fresh sets it aside, --out gives another name")
     if there.id and here.id and there.id != here.id:
-        where = plan.store or f"{plan.run} on {hosts[0]}"
         raise UserError(
             f"{where} is another run than {run_dir.path}; --fresh sets both aside, --out gives another name"
         )
@@ -62,6 +64,23 @@ def _settle(plan: Plan, hosts: Sequence[str], run_dir: RunDir) -> None:
     is_newer = here.attempt > there.attempt or here.newest > there.newest
     for node, host in enumerate(hosts):
         _push(plan, host, run_dir, "all" if is_newer and node == 0 else "records")
+
+
+def _ask_state(plan: Plan, host: str, mark: str = "") -> State:
+    options = ["--mark", mark] if mark else []
+    said = remote.run(_site(plan), host, _script(plan, "state", quote_path(str(plan.run)), *options))
+    return State(**json.loads(said.splitlines()[-1]))  # a shell's greeting may be first
+
+
+def require_apart(plan: Plan, host: str, run_dir: RunDir) -> None:
+    """A UserError if the folder there is the one here: a copy onto itself would destroy it."""
+    mark = run_dir.launch / f"seen-{secrets.token_hex(8)}"
+    mark.touch()
+    try:
+        if _ask_state(plan, host, mark.name).sees:
+            raise UserError(f"{run_dir.path} is {plan.run} on {host}, too; write shared = true in the site")
+    finally:
+        mark.unlink()
 
 
 def _at_store(plan: Plan, verb: str, *options: str) -> str:

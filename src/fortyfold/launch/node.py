@@ -23,7 +23,7 @@ from fortyfold.launch.meeting import Meeting, await_file, publish_file
 from fortyfold.launch.place import find_place
 from fortyfold.launch.plan import Plan, read_plan
 from fortyfold.launch.spot import watch_for_notice
-from fortyfold.launch.wire import Wire
+from fortyfold.launch.wire import KEEPING_SECONDS, Wire
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.exit_codes import BAD_INPUT, FAILED
@@ -55,6 +55,8 @@ def _open(options: argparse.Namespace, stop: StopFlag) -> tuple[Plan, Meeting]:
         os.environ.update(wire.await_word("secrets"))
         plan = Plan.from_json(wire.await_word("plan"))
         plan = replace(plan, run=plan.run.expanduser())
+        if plan.store:
+            wire.orphan_seconds = KEEPING_SECONDS
         RunDir(plan.run).launch.mkdir(parents=True, exist_ok=True)
         write_json(RunDir(plan.run).plan, plan.to_json())
         return plan, Meeting(wire.publish, wire.await_invitation, wire.note_end, tell=wire.tell)

@@ -26,9 +26,11 @@ from fortyfold.launch.mirroring import fetch, mirrored
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.requeue import AGAIN, MOST_IDLE
 from fortyfold.launch.wire import ALIVE_SECONDS
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.beside import beside
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.events import read_events
+from fortyfold.spec.exit_codes import STOPPED
 from fortyfold.spec.run_dir import RunDir
 from fortyfold.spec.site import RemoteSite
 from fortyfold.spec.stop import StopFlag, hearing_requests
@@ -37,6 +39,8 @@ POLL_SECONDS = 0.2
 END_SECONDS = 20.0  # for agents to end after one of them has
 FINISH_SECONDS = END_SECONDS + 60.0  # for the first one when the run has ended: its sinks may have to catch up
 PAUSE_SECONDS = 5.0  # before another start
+FETCH_SECONDS = 300.0  # for a connection that fails at the end to be there again
+AGAIN_SECONDS = 30.0  # the same of hosts that are about to go
 LIFE_SECONDS = 30.0  # between two signs of life in job.json; without one for four times as long, nobody is there
 
 
@@ -78,7 +82,7 @@ def start_until_over(start: Callable[[], tuple[str, int]], run_dir: RunDir, stop
     while True:
         word, code = start()
         if word not in AGAIN or stop.requested:
-            return code
+            return STOPPED if word == "lost" else code
         saved = _saved_steps(run_dir)
         idle, furthest = (0, saved) if saved > furthest else (idle + 1, furthest)
         if idle >= MOST_IDLE:
@@ -112,7 +116,10 @@ class _Agent:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with suppress(ValueError):
-                self.words |= (told := json.loads(line))
+                told = json.loads(line)
+                if not isinstance(told, dict):  # a greeting
+                    continue
+                self.words |= told
                 if "note" in told:
                     self.say(f"note: {told['note']}")
 
@@ -131,22 +138,36 @@ def start_once(
         if agent.process.returncode == remote.UNREACHABLE:
             say(f"note: the connection to {agent.host} ended")
     if plan.apart:
-        goes_on_there = plan.site.keeps_runs and "unkept" not in words and "ended" in words and word in AGAIN
-        _fetch_last(plan, hosts, run_dir, say, checkpoints=stop.requested or not goes_on_there)
+        kept = not isinstance(plan.site, AwsSite) or (plan.site.keeps_runs and "unkept" not in words)
+        goes_on = "ended" in words and word in AGAIN and not stop.requested
+        everything = not (goes_on and kept and plan.site.keeps_runs)
+        patience = AGAIN_SECONDS if goes_on else FETCH_SECONDS if "ended" in words else 0.0
+        if why := _fetch_last(plan, hosts, run_dir, patience, checkpoints=everything):
+            if not kept and "ended" in words and not goes_on:
+                raise RunFailed(f"the end of the run is lost: it could not be fetched ({why})")
+            where = f"it is in {plan.site.run_root or plan.run}" if kept else "what is here holds"
+            say(f"note: not all of the run could be fetched ({why}); {where}")
     if "ended" not in words:
-        _require_hope(agents, run_dir, reached="invitation" in words)
+        _require_hope(agents, run_dir, reached="invitation" in words, stays=not plan.checks)
     return word, agents[0].process.returncode
 
 
-def _fetch_last(plan: Plan, hosts: Sequence[str], run_dir: RunDir, say: Say, *, checkpoints: bool) -> None:
-    """Of a host that is gone, what it had is here, or where runs are kept, or lost."""
-    try:
-        fetch(plan, hosts, run_dir, checkpoints=checkpoints)
-    except (UserError, RunFailed, ValueError, OSError) as error:
-        say(f"note: not all of the run could be fetched ({error}); it is kept in {plan.site.run_root or plan.run}")
+def _fetch_last(
+    plan: Plan, hosts: Sequence[str], run_dir: RunDir, patience_seconds: float, *, checkpoints: bool
+) -> str:
+    """What the hosts have at the end; gives why that was not possible, if it was not, within that time."""
+    until = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fetch(plan, hosts, run_dir, checkpoints=checkpoints)
+            return ""
+        except (UserError, RunFailed, ValueError, OSError) as error:
+            if time.monotonic() > until:
+                return str(error)
+        time.sleep(PAUSE_SECONDS)
 
 
-def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
+def _require_hope(agents: list[_Agent], run_dir: RunDir, *, reached: bool, stays: bool) -> None:
     """An agent that ended without a last word, over a connection that held or was never made, would do so again.
 
     When the first host is gone, the others say that they have lost it; that is no reason of their own.
@@ -158,7 +179,7 @@ def _require_hope(agents: list[_Agent], run_dir: RunDir, reached: bool) -> None:
         code = agent.process.returncode
         if code > 0 and (code != remote.UNREACHABLE or not reached):
             said = remote.complaint(code, _log(run_dir, node).read_bytes())
-            raise UserError(f"host {agent.host}: {said}; more is in {_log(run_dir, node)}")
+            raise UserError(f"host {agent.host}: {said}" + (f"; more is in {_log(run_dir, node)}" if stays else ""))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from fortyfold.data.demo import wanted_demo
 from fortyfold.launch.plan import Plan
 from fortyfold.spec import plugin
+from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 
@@ -24,6 +25,9 @@ def require_sense(recipe: Recipe, plan: Plan) -> None:
     for name in plan.site.secrets:
         if name not in os.environ:
             raise UserError(f"site {plan.site_name} names the secret {name}, and it is not set here")
+    identity = plan.site.identity if isinstance(plan.site, AwsSite) else None
+    if identity and not Path(identity).expanduser().is_file():
+        raise UserError(f"site {plan.site_name}: there is no file {identity}; see identity")
     if not plan.apart:
         _tell_of_unseen(recipe, plan)
 

@@ -4,7 +4,7 @@
     node → launcher   {"invitation": …}, {"note": for whoever reads along}, {"ended": the run's last word};
                       before that, where runs are kept on S3, {"keeping": true}, and if that failed {"unkept": true}
 
-When the launcher ends, or is silent for long, the node ends: it gets ORPHAN_SECONDS to save, and no more.
+When the launcher ends, or is silent for long, the node ends: it gets some seconds to save, and no more.
 """
 
 import json
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from fortyfold.launch.meeting import Attend, Invitation
@@ -23,6 +24,7 @@ from fortyfold.spec.stop import StopFlag
 SILENT_SECONDS = 90.0
 ALIVE_SECONDS = 5.0
 ORPHAN_SECONDS = 8.0
+KEEPING_SECONDS = 90.0  # the same of an instance, which has to send what it saved
 
 
 class Wire:
@@ -30,6 +32,7 @@ class Wire:
         self._stop = stop
         self._words: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._heard_at = time.monotonic()
+        self.orphan_seconds = ORPHAN_SECONDS
         for work in (self._listen, self._watch):
             threading.Thread(target=work, name="wire", daemon=True).start()
 
@@ -50,7 +53,8 @@ class Wire:
 
     @staticmethod
     def tell(words: dict[str, Any]) -> None:
-        print(json.dumps(words), flush=True)
+        with suppress(OSError):  # it is gone; what is to be done for that is done here (_end)
+            print(json.dumps(words), flush=True)
 
     def publish(self, invitation: Invitation) -> None:
         self.tell({"invitation": invitation.to_json()})
@@ -76,5 +80,5 @@ class Wire:
     def _end(self) -> None:
         """Workers die with this process (spec/parent.py)."""
         self._stop.ask(signal.SIGTERM, "launcher lost")
-        time.sleep(ORPHAN_SECONDS)
+        time.sleep(self.orphan_seconds)
         os._exit(1)

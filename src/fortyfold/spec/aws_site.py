@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fortyfold.spec.nodes import parse_seconds
 from fortyfold.spec.section import Count, Positive
-from fortyfold.spec.site import RemoteSite
+from fortyfold.spec.site import NOT_A_FOLDER, RemoteSite
 from fortyfold.spec.site_words import Duration, Text, Word
 
 RUNS_MOUNT = "/mnt/fortyfold-runs"  # where an instance has the folder of EFS that runs are in
@@ -95,7 +95,7 @@ class AwsSite(RemoteSite):
     def _is_possible_there(self) -> Self:
         self.refuse_idle(self.volume is not None, "a volume", "volume_offset", "mount", "fill")
         if self.warn_seconds >= parse_seconds(self.time_limit):
-            raise ValueError("warn_seconds leaves nothing of time_limit")
+            raise ValueError('warn_seconds leaves nothing of time_limit; two hours are "2:00:00"')
         if self.groups:
             raise ValueError("the instances of a run are alike; leave groups out")
         if self.private and self.ssh_from is None:
@@ -109,10 +109,12 @@ class AwsSite(RemoteSite):
             _check_source(str(self.run_root))
         if self.run_store and not self.instance_profile:
             raise ValueError("run_root on S3 needs instance_profile: instances have to be allowed to write there")
+        if (self.fill or "").startswith("s3://") and not self.instance_profile:
+            raise ValueError("fill from S3 needs instance_profile: instances have to be allowed to read there")
 
     @property
     def keeps_runs(self) -> bool:
-        return bool(self.run_root) and ("://" in str(self.run_root) or str(self.run_root).startswith("fs-"))
+        return bool(NOT_A_FOLDER.match(self.run_root or ""))
 
     @property
     def run_store(self) -> str | None:

@@ -3,6 +3,7 @@
 `spec/site_file.py` makes sites from TOML.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -40,6 +41,10 @@ _PBS_OPTIONS = {
     "-I": "", "-J": "", "-N": "", "-r": "", "-j": "", "-W": "", "-X": "", "-z": "",
 }  # fmt: skip
 _PBS_RESOURCES = {"ncpus": "cpus", "ngpus": "gpus", "mem": "memory", "mpiprocs": "procs"}
+
+
+NOT_A_FOLDER = re.compile(r"\w+:/|fs-\w+:")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
 
 
 class NodeGroup(Section):
@@ -92,7 +97,8 @@ class Site(Section):
     ports: Ports | None = None
     """The first and the last port that the first node may listen on, where not all are let through; two are used."""
     run_root: Text | None = None
-    """The folder on the nodes where run directories live; default: runs/ below the folder of the command."""
+    """The folder on the nodes where run directories live; default: runs/ below the folder of the command, or, where
+    hosts do not see that, ~/runs."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -100,14 +106,17 @@ class Site(Section):
             raise ValueError("conda and venv exclude each other; keep one")
         if self.binds and not self.container:
             raise ValueError("binds is for a container, and does nothing here; leave it out")
+        for key in ("run_root", "venv", "container", "python", "logs", "config", "identity"):
+            if _VARIABLE.search(str(getattr(self, key, None) or "")):
+                raise ValueError(f"{key} holds a variable, and only scratch has them filled in; write the path, or ~")
         self.check_run_root()
         if self.groups and self.nodes is not None:
             raise ValueError("groups count the nodes; leave nodes out")
         return self
 
     def check_run_root(self) -> None:
-        if self.run_root and "://" in self.run_root:
-            raise ValueError(f"run_root is a folder, and {self.run_root} is not; only kind aws has runs on S3")
+        if self.run_root and NOT_A_FOLDER.match(self.run_root):
+            raise ValueError(f"run_root is a folder, and {self.run_root} is not; only kind aws has runs on S3 and EFS")
 
     @property
     def run_folder(self) -> str | None:
@@ -238,7 +247,7 @@ class RemoteSite(Site):
     @model_validator(mode="after")
     def _one_way_to_get_it(self) -> Self:
         if self.bootstrap == "wheel" and self.container:
-            raise ValueError('a container has its own fortyfold; leave out bootstrap = "wheel", or the container')
+            raise ValueError('a container has its own fortyfold; write bootstrap = "there", or leave out the container')
         return self
 
 

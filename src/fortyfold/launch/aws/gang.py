@@ -130,7 +130,7 @@ def _make_ready(work: Work, plan: Plan, hosts: Sequence[str], ids: Sequence[str]
         if plan.fresh and not work.was_set_aside:
             remote.attended([partial(set_aside, plan, hosts)], work.attend)
             work.was_set_aside = True
-        settle(plan, hosts, work.run_dir, work.attend)
+        settle(plan, hosts, work.run_dir, work.attend, work.say)
 
 
 @contextmanager

@@ -109,20 +109,22 @@ def keeping(plan: Plan, stop: StopFlag, tell: Tell) -> Iterator[None]:
 
         try:
             with beside("store", follow):
-                yield
+                try:
+                    yield
+                finally:
+                    tell({"keeping": True})  # before what is being sent just now is waited for
         finally:
-            tell({"keeping": True})
             if lease.lost or not keeper.finish():
                 tell({"unkept": True})
 
 
 @contextmanager
-def keeping_records(plan: Plan) -> Iterator[None]:
+def keeping_records(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
     """On any other node, the same for its ranks' records."""
     if plan.store is None:
         yield
         return
-    keeper = _Keeper(RunDir(plan.run), _store_of(plan), "records", lambda words: None)
+    keeper = _Keeper(RunDir(plan.run), _store_of(plan), "records", lambda words: say(str(words["note"])))
     try:
         with beside("store", keeper.follow):
             yield
@@ -173,7 +175,6 @@ class _Keeper:
         except (UserError, OSError) as error:  # what cannot be removed costs a little, and no more
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            print(f"note: {trouble}; it is tried again", file=sys.stderr, flush=True)
             self._tell({"note": f"{trouble}; it is tried again"})
         self._trouble = trouble
         return done

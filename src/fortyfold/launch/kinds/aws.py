@@ -47,7 +47,8 @@ def render(plan: Plan, interactive: bool) -> Rendered:
     request = instances_request(site, num_nodes, image, "(the first with room)", "(the run's own)", data, tags)
     files = {run_dir.node_script: render_node(plan), run_dir.instances: json.dumps(request, indent=2) + "\n"}
     hosts = host_names(num_nodes)
-    there = site.model_copy(update={"config": str(run_dir.ssh_config)})
+    here = RunDir(Path("runs", plan.name))  # where the command will write it, unless --out says otherwise
+    there = site.model_copy(update={"config": str(here.ssh_config)})
     agents = [
         remote.ssh_command(there, host, "bash", "-s", "--", "0", str(node), str(num_nodes))
         for node, host in enumerate(hosts)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from fortyfold.launch import remote
 from fortyfold.launch.bootstrap import bootstrap
 from fortyfold.launch.contract import Job, Rendered, Say
-from fortyfold.launch.mirroring import set_aside, settle
+from fortyfold.launch.mirroring import require_apart, set_aside, settle
 from fortyfold.launch.over_ssh import bootstrapped, cancel, looking_after, start_once, start_until_over, state
 from fortyfold.launch.plan import Plan
 from fortyfold.launch.script import quote_path, render_node
@@ -58,9 +58,10 @@ def run(plan: Plan, rendered: Rendered, run_dir: RunDir, stop: StopFlag, say: Sa
         with looking_after(plan, hosts, run_dir), _checked(plan, hosts):
             remote.on_all_hosts(hosts, lambda host: bootstrap(_site(plan), host, say), attend)
             if plan.apart:
+                require_apart(plan, hosts[0], run_dir)
                 if plan.fresh:
                     set_aside(plan, hosts)
-                settle(plan, hosts, run_dir, attend)
+                settle(plan, hosts, run_dir, attend, say)
             return start_until_over(lambda: start_once(plan, rendered, hosts, run_dir, stop, say), run_dir, stop, say)
     except remote.Stopped:
         return STOPPED
