@@ -138,24 +138,32 @@ def start_once(
         if agent.process.returncode == remote.UNREACHABLE:
             say(f"note: the connection to {agent.host} ended")
     if plan.apart:
-        kept = not isinstance(plan.site, AwsSite) or (plan.site.keeps_runs and "unkept" not in words)
         goes_on = "ended" in words and word in AGAIN and not stop.requested
-        everything = not (goes_on and kept and plan.site.keeps_runs)
-        patience = AGAIN_SECONDS if goes_on else FETCH_SECONDS if "ended" in words else 0.0
-        if why := _fetch_last(plan, hosts, run_dir, patience, checkpoints=everything):
-            if not kept and "ended" in words and not goes_on:
-                raise RunFailed(f"the end of the run is lost: it could not be fetched ({why})")
-            where = f"it is in {plan.site.run_root or plan.run}" if kept else "what is here holds"
-            say(f"note: not all of the run could be fetched ({why}); {where}")
+        _fetch_last(plan, hosts, run_dir, words, say, goes_on=goes_on)
     if "ended" not in words:
         _require_hope(agents, run_dir, reached="invitation" in words, stays=not plan.checks)
     return word, agents[0].process.returncode
 
 
 def _fetch_last(
+    plan: Plan, hosts: Sequence[str], run_dir: RunDir, words: dict[str, Any], say: Say, *, goes_on: bool
+) -> None:
+    """What the hosts have at the end, with `words` said. RunFailed if that is neither to be had nor kept elsewhere."""
+    kept = not isinstance(plan.site, AwsSite) or (plan.site.keeps_runs and "unkept" not in words)
+    begins_there = goes_on and kept and plan.site.keeps_runs
+    patience = AGAIN_SECONDS if goes_on else FETCH_SECONDS if "ended" in words else 0.0
+    why = _fetch_patiently(plan, hosts, run_dir, patience, checkpoints=not begins_there)
+    if why and not kept and "ended" in words and not goes_on:
+        raise RunFailed(f"the end of the run is lost: it could not be fetched ({why})")
+    if why:
+        where = f"it is in {plan.site.run_root or plan.run}" if kept else "what is here holds"
+        say(f"note: not all of the run could be fetched ({why}); {where}")
+
+
+def _fetch_patiently(
     plan: Plan, hosts: Sequence[str], run_dir: RunDir, patience_seconds: float, *, checkpoints: bool
 ) -> str:
-    """What the hosts have at the end; gives why that was not possible, if it was not, within that time."""
+    """Gives why it was not possible within that time, if it was not."""
     until = time.monotonic() + patience_seconds
     while True:
         try:
