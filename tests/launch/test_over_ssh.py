@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,20 @@ import pytest
 from aws_stand_in import SITE
 
 from fortyfold.launch import over_ssh, remote
+from fortyfold.launch.bootstrap import bootstrap
 from fortyfold.launch.contract import Rendered
+from fortyfold.launch.leading import _tell_of_idle_gpus
 from fortyfold.launch.mirroring import require_apart
 from fortyfold.launch.over_ssh import start_once, start_until_over
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.exit_codes import STOPPED
 from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.site import SshSite
 from fortyfold.spec.site_file import parse_site
 from fortyfold.spec.stop import StopFlag
 
 HOSTS = ["gpu1", "gpu2"]
-Start = Callable[..., tuple[str, int]]
 ENDED = """echo '{"ended": "trained"}'\n"""
 
 
@@ -104,3 +105,22 @@ def test_the_folder_here_is_not_the_one_there(bench: Bench) -> None:
         require_apart(bench.plan(), "gpu1", same)
     assert str(caught.value) == f"{same.path} is ~/runs/run on gpu1, too; write shared = true in the site"
     assert not [*same.launch.iterdir(), *bench.run_dir.launch.iterdir()]
+
+
+def test_a_host_whose_python_is_too_old_is_named(bench: Bench) -> None:
+    old = bench.folder / "gpu1" / "python"
+    old.write_text("#!/bin/sh\necho 3 10\n")
+    old.chmod(0o755)
+    site = bench.plan(bootstrap="wheel", python="~/python").site
+    assert isinstance(site, SshSite)
+    with pytest.raises(UserError) as caught:
+        bootstrap(site, "gpu1", bench.said.append)
+    assert str(caught.value) == "host gpu1 has Python 3.10, and 3.11 or newer is needed; see python in the site"
+    assert bench.said == []
+
+
+def test_gpus_that_nobody_uses_are_a_note() -> None:
+    told: list[dict[str, Any]] = []
+    facts = [{"node": 0, "host": "gpu1", "gpus": 8}, {"node": 1, "host": "gpu2", "gpus": None}]
+    _tell_of_idle_gpus(facts, [1, 1], told.append)
+    assert told == [{"note": "node 0 (gpu1) has 8 GPUs, and 1 of them will be used; see gpus in the site"}]
