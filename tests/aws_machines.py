@@ -26,12 +26,13 @@ from fortyfold.spec.run_dir import write_json
 
 SSHD = "/usr/sbin/sshd"
 LOOK_SECONDS = 0.5
-# Only what the hosts cannot have: disks, and somebody else's rights. A disk is a folder, which mount binds.
+# Only what the hosts cannot have: disks, EFS, and somebody else's rights. Each is a folder, which mount binds.
 TOOLS = {
     "sudo": 'shift; exec "$@"',
     "lsblk": 'if [ "$1" = -dnpro ] && [ -e ~/attached ]; then echo "/dev/nvme1n1 $(cat ~/attached)"; fi',
     "blkid": "exit 0",
-    "mount": '/usr/bin/mount --bind "$DISKS/$(cat ~/attached)" "$4" && /usr/bin/mount -o remount,bind,ro "$4"',
+    "mount": 'if [ "$2" = nfs4 ]; then exec /usr/bin/mount --bind "$DISKS/efs" "$6"; fi\n'
+    '/usr/bin/mount --bind "$DISKS/$(cat ~/attached)" "$4" && /usr/bin/mount -o remount,bind,ro "$4"',
 }
 
 

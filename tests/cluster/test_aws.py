@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hosts import Host, hosts
 from ssh_hosts import missing_tool
 
 import fortyfold
+from fortyfold.spec.aws_site import RUNS_MOUNT
 from fortyfold.spec.events import read_events
 from fortyfold.spec.ranks import read_merged_steps
 from fortyfold.spec.records import last_attempts, read_steps
@@ -27,7 +29,7 @@ from fortyfold.spec.run_dir import RunDir
 
 MACHINES = Path(__file__).parents[1] / "aws_machines.py"
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")  # hosts.py
-NUM_HOSTS = 17  # moto's first address is 10.0.0.4, and every instance has another: two gangs of four, three of two
+NUM_HOSTS = 23  # moto's first address is 10.0.0.4, and every instance has another: two gangs of four, six of two
 PATIENCE_SECONDS = 400.0
 SITE = """
 [cloud]
@@ -50,6 +52,7 @@ python = "{python}"
 variables = {{ PYTHONPATH = "{source}", OMP_NUM_THREADS = "1" }}
 """
 S3 = 'run_root = "s3://my-bucket/runs"\ninstance_profile = "writes-there"\n'
+EFS = 'run_root = "fs-0a1b:/runs"\n'
 
 
 def wait_until(happens: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
@@ -70,7 +73,8 @@ class Bench:
             region=REGION, folder=folder, subnet=ready["subnet"], address=client.address, python=sys.executable,
             source=source,
         )  # fmt: skip
-        (folder / "sites.toml").write_text(text + text.replace("[cloud]", "[s3]") + S3)
+        others = [text.replace("[cloud]", f"[{name}]") + more for name, more in (("s3", S3), ("efs", EFS))]
+        (folder / "sites.toml").write_text("".join([text, *others]))
 
     def start(self, *arguments: object) -> "subprocess.Popen[str]":
         anybody = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hush-hush"}
@@ -103,9 +107,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator
         )
         wait_until((folder / "ready.json").exists, machines)
         ready = json.loads((folder / "ready.json").read_text())
+        (folder / "disks" / "efs").mkdir(parents=True)
         for disk in ready["disks"]:
             shutil.copytree(tiny_data, folder / "disks" / disk)
         yield Bench(client, folder, ready)
+    with suppress(OSError):  # instances have other disks, but the same folders to mount them at
+        Path(RUNS_MOUNT).rmdir()
 
 
 @pytest.mark.drill
@@ -132,7 +139,8 @@ def test_a_spot_notice_saves_all_and_a_new_gang_goes_on(bench: Bench) -> None:
 
 
 @pytest.mark.drill
-def test_kept_on_s3_it_goes_on_without_anything_of_this_machine(bench: Bench) -> None:
+@pytest.mark.parametrize("site", ["s3", "efs"])
+def test_kept_elsewhere_it_goes_on_without_anything_of_this_machine(bench: Bench, site: str) -> None:
     options = (
         "--epochs",
         60,
@@ -141,10 +149,10 @@ def test_kept_on_s3_it_goes_on_without_anything_of_this_machine(bench: Bench) ->
         "--data",
         bench.folder / "data",
         "--out",
-        "mine/s3",
+        f"mine/{site}",
     )
-    command = ("train", "tiny", "--on", "s3", "--nodes", 2, "--yes", *options)
-    run_dir = RunDir(bench.folder / "mine/s3")
+    command = ("train", "tiny", "--on", site, "--nodes", 2, "--yes", *options)
+    run_dir = RunDir(bench.folder / f"mine/{site}")
 
     def starts() -> list[int]:
         return [event["step"] for event in read_events(run_dir.events()) if event["kind"] == "started"]

@@ -14,7 +14,7 @@ from learners import make_learner, make_model, recipe, train_steps
 from rank_pool import RankPool
 
 from fortyfold.engine import checkpoint
-from fortyfold.engine.checkpoint import EMA, MANIFEST, TRAINING, Damaged
+from fortyfold.engine.checkpoint import EMA, TRAINING, Damaged
 from fortyfold.engine.learner import Learner
 from fortyfold.engine.learner_state import restore, take_snapshot
 from fortyfold.engine.precision import try_compiler
@@ -23,7 +23,7 @@ from fortyfold.engine.state_tree import flatten, unflatten
 from fortyfold.models.timm_import import timm
 from fortyfold.spec.errors import RunFailed
 from fortyfold.spec.recipe import Recipe
-from fortyfold.spec.run_dir import MODEL, RunDir, write_json
+from fortyfold.spec.run_dir import MANIFEST, MODEL, RunDir, write_json
 
 
 def save(run_dir: RunDir, step: int, learner: Learner) -> Path:

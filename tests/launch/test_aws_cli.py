@@ -86,6 +86,16 @@ def test_volumes_of_a_snapshot(ec2: Cloud, fortyfold: Fortyfold) -> None:
     assert len(ec2.volume_states()) == 4
 
 
+def test_a_check_asks_ec2_and_makes_nothing(ec2: Cloud, fortyfold: Fortyfold) -> None:
+    code, out, _ = fortyfold("sites", "check", "cloud")
+    assert code == 2 and out.startswith("cloud: AWS: there is no volume imagenet_0; ")
+    ec2.make_volumes(*(f"imagenet_{number}" for number in range(4)))
+    code, out, _ = fortyfold("sites", "check", "cloud")
+    assert code == 0, out
+    assert "to be made in " in out and out.splitlines()[-1].startswith("cloud: ok (nothing was made")
+    assert ec2.left() == [] and set(ec2.volume_states()) == {"available"}
+
+
 def test_reaping_ends_runs_and_leaves_data(ec2: Cloud, fortyfold: Fortyfold) -> None:
     ec2.make_volumes("imagenet_0")
     mine = [{"Key": RUN, "Value": "tiny-1"}, {"Key": "fortyfold-owner", "Value": "somebody@else"}]

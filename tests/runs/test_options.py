@@ -20,7 +20,7 @@ from fortyfold.engine.train import train
 from fortyfold.spec.events import read_events
 from fortyfold.spec.recipe_file import load_recipe
 from fortyfold.spec.records import read_steps
-from fortyfold.spec.run_dir import MODEL, RunDir
+from fortyfold.spec.run_dir import MANIFEST, MODEL, RunDir
 from fortyfold.spec.stop import StopFlag
 
 Fortyfold = Callable[..., tuple[int, str, str]]
@@ -129,7 +129,7 @@ def run(folder: Path, data: Path, changes: dict[str, Any]) -> None:
 
 def last_files(folder: Path) -> dict[str, bytes]:
     path = RunDir(folder).checkpoints / checkpoint.names(RunDir(folder))[0]
-    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.name != checkpoint.MANIFEST}
+    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.name != MANIFEST}
 
 
 @pytest.fixture(scope="module")

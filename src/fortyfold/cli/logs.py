@@ -28,7 +28,7 @@ def logs(
         time.sleep(POLL_SECONDS)
     if not path.exists():
         if watching.is_over():
-            raise UserError(f"there is no {path}; a run of one process here says all at its terminal")
+            raise UserError(f"there is no {path}, and there will be none; one process alone says all at its terminal")
         raise UserError(f"there is no {path} yet; -f waits for it")
     with path.open("rb") as file:
         _copy(file)

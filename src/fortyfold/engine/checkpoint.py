@@ -31,13 +31,11 @@ from fortyfold.engine.state_tree import Tensors
 from fortyfold.parallel.post import Post
 from fortyfold.parallel.ranks import CHUNK_BYTES, Ranks
 from fortyfold.spec.errors import RunFailed
-from fortyfold.spec.run_dir import MODEL, RunDir, fsync_folder
+from fortyfold.spec.run_dir import MANIFEST, MODEL, RECEIVING, RunDir, fsync_folder
 
 FORMAT = 3
-MANIFEST = "manifest.json"
 EMA, TRAINING = "ema.safetensors", "training.safetensors"
 _BESIDE, _DOOMED = ".writing-", ".removing-"
-_RECEIVING = ".receiving-"  # launch/mirror.py's
 
 
 class Damaged(Exception):
@@ -275,7 +273,7 @@ def prune(run_dir: RunDir, keep: int, best: str | None) -> None:
 
 def sweep(run_dir: RunDir) -> None:
     """Remove whatever a killed process left half written or half removed."""
-    _remove(run_dir, _DOOMED, _BESIDE, _RECEIVING)
+    _remove(run_dir, _DOOMED, _BESIDE, RECEIVING)
 
 
 def _remove(run_dir: RunDir, *prefixes: str) -> None:

@@ -24,7 +24,7 @@ from fortyfold.parallel.ranks import Ranks
 from fortyfold.spec.errors import UserError
 from fortyfold.spec.recipe import Recipe
 from fortyfold.spec.recipe_file import parse_recipe
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import MANIFEST, RunDir
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _build(run_dir: RunDir, recipe: Recipe, num_classes: int, own: torch.nn.Modu
 
 def find_checkpoint(target: Path, best: bool) -> tuple[RunDir, Path]:
     """The run behind `target`, and its newest (or best) checkpoint, or the one that `target` is."""
-    if (target / checkpoint.MANIFEST).exists():
+    if (target / MANIFEST).exists():
         return RunDir(target.resolve().parent.parent), target
     run_dir = RunDir(target)
     run_dir.read_spec()

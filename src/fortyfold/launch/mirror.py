@@ -23,11 +23,10 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, get_args
 
 from fortyfold.spec.errors import RunFailed
-from fortyfold.spec.run_dir import RunDir, write_atomically
+from fortyfold.spec.run_dir import MANIFEST, RECEIVING, RunDir, write_atomically
 
 ROUND_SECONDS = 1.0
 BLOCK_BYTES = 1 << 20
-MANIFEST = "manifest.json"  # of a checkpoint
 _GROWING = ("events-*.jsonl", "steps-*.bin", "logs/rank-*.log")
 _WHOLE = ("launch/check.json", "run.json", "stopped.json", "summary.csv", "dawnbench.tsv", "points.csv")
 
@@ -136,8 +135,8 @@ def _prune(run_dir: RunDir, keep: list[str]) -> None:
     names = run_dir.checkpoint_names()
     for name in pruned(names, keep, max(names, default="")):
         shutil.rmtree(run_dir.checkpoints / name)
-    for part in run_dir.checkpoints.glob(".receiving-*"):  # of one that was pruned there while it was sent
-        if keep and part.name.removeprefix(".receiving-") not in keep:
+    for part in run_dir.checkpoints.glob(f"{RECEIVING}*"):  # of one that was pruned there while it was sent
+        if keep and part.name.removeprefix(RECEIVING) not in keep:
             shutil.rmtree(part, ignore_errors=True)
 
 
@@ -165,7 +164,7 @@ def put(run_dir: RunDir, path: str, data: bytes) -> None:
 def receiving(run_dir: RunDir, change: Change) -> Iterator[BinaryIO]:
     """A file of a checkpoint, to be written to. The last one makes it whole."""
     name = _safe(change.checkpoint).name
-    whole, beside = run_dir.checkpoints / name, run_dir.checkpoints / f".receiving-{name}"
+    whole, beside = run_dir.checkpoints / name, run_dir.checkpoints / f"{RECEIVING}{name}"
     beside.mkdir(parents=True, exist_ok=True)
     with (beside / _safe(change.path).name).open("wb") as file:
         yield file

@@ -38,6 +38,8 @@ from typing import Any
 from fortyfold.spec.errors import UserError
 
 MODEL = "model.safetensors"  # a checkpoint's weights
+MANIFEST = "manifest.json"  # what a checkpoint holds; without it there is none
+RECEIVING = ".receiving-"  # begins the name of a checkpoint that is being copied here
 SPEC_KEYS = {"format", "recipe", "data", "decoder"}  # of every run that was ever written
 _CHECKPOINT = re.compile(r"step-(\d+)-(\d+)")
 LOCK_PATIENCE_SECONDS = 0.5  # a reader that asks "is it running?" holds the lock for microseconds

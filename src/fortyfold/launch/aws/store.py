@@ -21,13 +21,13 @@ from typing import Any, get_args
 
 from fortyfold.launch.aws.lease import leased
 from fortyfold.launch.aws.session import Client, connect_from_instance
-from fortyfold.launch.mirror import MANIFEST, Change, Part, Sender, grows, is_sent, pruned, put, receiving
+from fortyfold.launch.mirror import Change, Part, Sender, grows, is_sent, pruned, put, receiving
 from fortyfold.launch.plan import Plan
 from fortyfold.spec.aws_site import AwsSite
 from fortyfold.spec.beside import beside
 from fortyfold.spec.errors import RunFailed, UserError
 from fortyfold.spec.exit_codes import BAD_INPUT
-from fortyfold.spec.run_dir import RunDir
+from fortyfold.spec.run_dir import MANIFEST, RunDir
 from fortyfold.spec.stop import StopFlag
 
 LOOK_SECONDS = 1.0
